@@ -1,0 +1,71 @@
+"""Errors a user can cause, and the one place that turns them into a line and an exit code."""
+
+import difflib
+import sys
+from collections.abc import Callable, Iterable
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+class NextTransformerError(Exception):
+    """A problem the user can act on. Its text is one line: what, where, expected, what to do."""
+
+
+class ConfigError(NextTransformerError):
+    """A configuration file, flag or environment variable is wrong."""
+
+
+class DataError(NextTransformerError):
+    """Data, tokenizer or bundle files are missing, damaged or too short."""
+
+
+class CheckpointError(NextTransformerError):
+    """A checkpoint or run folder cannot be used or written."""
+
+
+class ProtocolError(NextTransformerError):
+    """A request would deviate from the protocol."""
+
+
+class AuditError(NextTransformerError):
+    """A run cannot be judged or exported."""
+
+
+class RunFailure(NextTransformerError):
+    """A run started well and failed (non-finite loss, lost rank, failed save): exit code 1."""
+
+
+def suggest(name: str, choices: Iterable[str]) -> str:
+    """Returns " Did you mean 'x'?" for the nearest choice, else the list of choices."""
+    known = sorted(choices)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if near:
+        return f" Did you mean '{near[0]}'?"
+    return f" Choices: {', '.join(known)}." if known else ""
+
+
+def join_problems(problems: list[str]) -> str:
+    """Joins the problems of one file into one message, one problem a line."""
+    return "\n".join(problems)
+
+
+def run_command(main: Callable[[list[str] | None], int], argv: list[str] | None = None) -> None:
+    """Runs a command's `main` and exits the process with its code.
+
+    User errors end in their own text on stderr and exit code 2, failed runs in exit code 1,
+    Ctrl-C in 130. Anything else is our bug and keeps its traceback.
+    """
+    try:
+        code = main(argv)
+    except RunFailure as error:
+        print(error, file=sys.stderr, flush=True)
+        code = EXIT_FAILED
+    except NextTransformerError as error:
+        print(error, file=sys.stderr, flush=True)
+        code = EXIT_USAGE
+    except KeyboardInterrupt:
+        print("Interrupted. Repeat the same command to continue.", file=sys.stderr, flush=True)
+        code = 130
+    sys.exit(code)

@@ -1,0 +1,103 @@
+"""Strict JSON: canonical bytes, digests, atomic writing, reading that refuses what JSON forbids."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from nexttransformer.errors import ConfigError, NextTransformerError
+
+
+def canonical_bytes(value: Any) -> bytes:
+    """Returns the one byte form of a JSON value: sorted keys, no spaces, UTF-8, shortest floats.
+
+    Raises:
+        ValueError: if the value holds NaN or Infinity.
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8")
+
+
+def digest(value: Any) -> str:
+    """Returns the SHA-256 (64 hex digits) of a JSON value's canonical bytes."""
+    return hashlib.sha256(canonical_bytes(value)).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Returns the SHA-256 (64 hex digits) of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _hash(file)
+
+
+def _hash(file: Any) -> str:
+    # Python 3.10 has no hashlib.file_digest.
+    result = hashlib.sha256()
+    while block := file.read(1 << 20):
+        result.update(block)
+    return result.hexdigest()
+
+
+def fsync_folder(folder: Path) -> None:
+    """Makes renames and removals inside a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes_atomic(path: Path, content: bytes) -> None:
+    """Writes a file so that it appears complete or not at all (temporary name, fsync, rename)."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_folder(path.parent)
+
+
+def write_json_atomic(path: Path, value: Any) -> None:
+    """Writes a JSON value, indented, sorted and newline-terminated, atomically."""
+    text = json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_bytes_atomic(path, text.encode("utf-8"))
+
+
+def parse_json(content: bytes, where: str, error: type[NextTransformerError] = ConfigError) -> Any:
+    """Parses JSON, refusing bad UTF-8, duplicate keys, NaN and Infinity.
+
+    Args:
+        content: raw bytes.
+        where: the file name used in messages.
+        error: class to raise.
+    """
+
+    def reject_constant(name: str) -> Any:
+        raise ValueError(f"{name} is not JSON")
+
+    def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        if twice:
+            raise ValueError(f"duplicate key '{twice[0]}'")
+        return dict(pairs)
+
+    try:
+        return json.loads(
+            content.decode("utf-8"), parse_constant=reject_constant, object_pairs_hook=reject_duplicates
+        )
+    except (ValueError, RecursionError) as problem:
+        raise error(f"{where}: not valid JSON: {problem}.") from None
+
+
+def read_json(path: Path, error: type[NextTransformerError] = ConfigError) -> Any:
+    """Reads a strict JSON file; a missing or unreadable file raises `error` with its name."""
+    try:
+        content = path.read_bytes()
+    except OSError as problem:
+        raise error(f"{path}: cannot be read: {problem.strerror}.") from None
+    return parse_json(content, str(path), error)
