@@ -1,0 +1,142 @@
+"""Layers every part is built from: linear, lookup, causal convolution, RMS norm, rotary table, MLP.
+
+Shape letters: F MLP width, C channels, J taps.
+"""
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from nexttransformer.config import ModelConfig
+from nexttransformer.models.parts import Init, Options, Part, Rope, uniform, zeros
+
+NORM_EPS = 2.0**-23
+
+
+def rms_norm(x: Tensor, eps: float = NORM_EPS) -> Tensor:
+    """Returns x / sqrt(mean(x^2) + eps) over the last dimension, computed in float32, in x's dtype."""
+    x32 = x.float()
+    return (x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+class Linear(Part):
+    """y = x W^T without bias; the float32 weight is cast to the input's dtype at each use.
+
+    Args:
+        in_features: input width.
+        out_features: output width.
+        tag: optimizer tag.
+        init: initial distribution of the weight (out, in).
+        uses: how often a token's forward pass multiplies by this weight (budget counter).
+        is_float32: compute in float32 whatever the input's dtype (generators of coefficients).
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        tag: str,
+        init: Init,
+        uses: float = 1.0,
+        is_float32: bool = False,
+    ) -> None:
+        super().__init__()
+        self.uses = uses
+        self.is_float32 = is_float32
+        self.declare("weight", (out_features, in_features), tag=tag, init=init)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_float32:
+            return functional.linear(x.float(), self.weight)
+        return functional.linear(x, self.weight.to(x.dtype))
+
+    def token_macs(self) -> float:
+        return self.weight.numel() * self.uses
+
+
+class Lookup(Part):
+    """Table of rows; a lookup costs no FLOPs. Rows are cast to `dtype` right after the lookup."""
+
+    def __init__(self, num_rows: int, width: int, *, tag: str, init: Init) -> None:
+        super().__init__()
+        self.declare("weight", (num_rows, width), tag=tag, init=init)
+
+    def forward(self, ids_BT: Tensor, dtype: torch.dtype) -> Tensor:
+        return functional.embedding(ids_BT, self.weight).to(dtype)
+
+
+class CausalConv(Part):
+    """Depthwise causal convolution over time, no bias: y_t = sum_j w[c, j] x_{t-J+1+j}.
+
+    Weights (C, J), tag small, init U(-J^-1/2, J^-1/2); counted as C*J multiply-adds per token.
+    """
+
+    def __init__(self, channels: int, taps: int = 4) -> None:
+        super().__init__()
+        self.taps = taps
+        self.declare("weight", (channels, taps), tag="small", init=uniform(-(taps**-0.5), taps**-0.5))
+
+    def forward(self, x_BTC: Tensor, cache_BJC: Tensor | None = None) -> Tensor:
+        """Convolves; `cache_BJC` holds the J-1 inputs before the first token (zeros if None)."""
+        if cache_BJC is None:
+            padded = functional.pad(x_BTC, (0, 0, self.taps - 1, 0))
+        else:
+            padded = torch.cat([cache_BJC, x_BTC], dim=1)
+        weight_CJ = self.weight
+        num_tokens = x_BTC.shape[1]
+        # Accumulated in float32 and rounded once; four taps are cheaper fused than as a convolution call.
+        y = sum(padded[:, j : j + num_tokens].float() * weight_CJ[:, j] for j in range(self.taps))
+        return y.to(x_BTC.dtype)
+
+    def next_cache(self, x_BTC: Tensor, cache_BJC: Tensor | None) -> Tensor:
+        """Returns the last J-1 inputs of the sequence so far, [B, J-1, C]."""
+        keep = self.taps - 1
+        if cache_BJC is None:
+            cache_BJC = x_BTC.new_zeros(x_BTC.shape[0], keep, x_BTC.shape[2])
+        return torch.cat([cache_BJC, x_BTC], dim=1)[:, -keep:].contiguous()
+
+    def token_macs(self) -> float:
+        return self.weight.numel()
+
+
+def rope_table(
+    num_tokens: int, head_dim: int, base: float, *, device: torch.device | str, dtype: torch.dtype
+) -> Rope:
+    """Returns cos and sin of t * base^(-2j/K) for t < num_tokens, j < K/2, [T, K/2].
+
+    Angles are float32; the table is rounded once to `dtype`.
+    """
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+    frequency = 1.0 / (base**exponent)
+    angle = torch.outer(torch.arange(num_tokens, dtype=torch.float32, device=device), frequency)
+    return Rope(angle.cos().to(dtype), angle.sin().to(dtype))
+
+
+def rotate(x_BTHK: Tensor, rope: Rope) -> Tensor:
+    """Rotates pairs (j, j + K/2) by minus the table's angle; float32 result (the caller rounds once)."""
+    half = x_BTHK.shape[-1] // 2
+    x32 = x_BTHK.float()
+    first, second = x32[..., :half], x32[..., half:]
+    cos, sin = rope.cos.float()[None, :, None, :], rope.sin.float()[None, :, None, :]
+    return torch.cat([first * cos + second * sin, second * cos - first * sin], dim=-1)
+
+
+class ReluSquaredMLP(Part):
+    """y = W_2 relu(W_1 x)^2. Tags: both matrices Muon. Init: W_1 U(-0.4s, 0.4s), W_2 zero."""
+
+    Options = Options
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        bound = 0.4 * projection_bound(config.width)
+        self.c_fc = Linear(config.width, config.mlp_width, tag="matrix", init=uniform(-bound, bound))
+        self.c_proj = Linear(config.mlp_width, config.width, tag="matrix", init=zeros())
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.c_proj(functional.relu(self.c_fc(x_BTD)).square())
+
+
+def projection_bound(width: int) -> float:
+    """Bound s = sqrt(3/D) of the uniform projection init, whose standard deviation is D^-1/2."""
+    return (3.0 / width) ** 0.5

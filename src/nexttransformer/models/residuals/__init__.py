@@ -1,0 +1,1 @@
+"""Registered residuals; one file each, see `models/parts.py` for the interface."""

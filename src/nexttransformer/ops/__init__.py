@@ -1,0 +1,1 @@
+"""Sequence operations: `naive.py` is the truth and the CPU path, `fused.py` the fast CUDA path."""

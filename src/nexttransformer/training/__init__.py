@@ -1,0 +1,1 @@
+"""Training: the loop and what keeps a run alive (run folder, events, checkpoints, lock, stop)."""
