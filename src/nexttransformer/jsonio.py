@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,15 @@ def write_bytes_atomic(path: Path, content: bytes) -> None:
     fsync_folder(path.parent)
 
 
+def pretty_bytes(value: Any) -> bytes:
+    """Returns the form in which JSON files are written: sorted keys, indented, newline-terminated, UTF-8."""
+    text = json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode("utf-8")
+
+
 def write_json_atomic(path: Path, value: Any) -> None:
     """Writes a JSON value, indented, sorted and newline-terminated, atomically."""
-    text = json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    write_bytes_atomic(path, text.encode("utf-8"))
+    write_bytes_atomic(path, pretty_bytes(value))
 
 
 def parse_json(content: bytes, where: str, error: type[NextTransformerError] = ConfigError) -> Any:
@@ -80,11 +86,11 @@ def parse_json(content: bytes, where: str, error: type[NextTransformerError] = C
         raise ValueError(f"{name} is not JSON")
 
     def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        twice = sorted({key for key in keys if keys.count(key) > 1})
-        if twice:
-            raise ValueError(f"duplicate key '{twice[0]}'")
-        return dict(pairs)
+        value = dict(pairs)
+        if len(value) != len(pairs):
+            counts = Counter(key for key, _ in pairs)
+            raise ValueError(f"duplicate key '{min(key for key in counts if counts[key] > 1)}'")
+        return value
 
     try:
         return json.loads(
