@@ -39,6 +39,7 @@ def build_model(
     if device.type == "meta":
         return model
     model.to_empty(device=device)
+    model.prepare(device)
     if seed is not None:
         model.init_weights(seed)
     return model

@@ -124,6 +124,12 @@ class Decoder(Part):
                 raise ValueError(f"{name}: initialization gave {tuple(drawn.shape)} {drawn.dtype}")
             parameter.copy_(drawn)
 
+    def prepare(self, device: torch.device) -> None:
+        """Builds the rotary table and the mixers' masks for the context on `device`, so that compilation sees them."""
+        self.rope(0, self.config.context_tokens, device)
+        for block in self.blocks:
+            block.attn.prepare(self.config.context_tokens, device)
+
     def rope(self, start: int, num_tokens: int, device: torch.device) -> Rope:
         """Returns the rotary table of positions start .. start + num_tokens - 1, growing the cache on demand."""
         stop = start + num_tokens

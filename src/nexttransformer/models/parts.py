@@ -169,6 +169,9 @@ class Mixer(Part):
         """
         raise TypeError(f"{type(self).__name__} must define forward")
 
+    def prepare(self, num_tokens: int, device: torch.device) -> None:
+        """Builds what a fast path needs for this context (masks, tables) before compilation; nothing by default."""
+
     def mix_macs(self, num_tokens: int) -> float:
         """Parameter-free sequence-mixing multiply-adds per token at context `num_tokens` (budget formulas)."""
         raise TypeError(f"{type(self).__name__} must define mix_macs")

@@ -17,7 +17,7 @@ from nexttransformer.config import ModelConfig
 from nexttransformer.models.budget_formulas import softmax_attention_macs
 from nexttransformer.models.layers import Linear, projection_bound, rms_norm, rotate
 from nexttransformer.models.parts import Mixer, MixerInput, Options, Rope, uniform, zeros
-from nexttransformer.ops.attention import attention
+from nexttransformer.ops.attention import AttentionPlan, attention, plan_attention
 
 VE_GATE_CHANNELS = 12
 
@@ -64,6 +64,10 @@ class Attention(Mixer):
         self.c_proj = Linear(width, width, tag="matrix", init=zeros())
         if has_value_row:
             self.ve_gate = make_value_gate(config.num_heads)
+        self._plan: AttentionPlan | None = None
+
+    def prepare(self, num_tokens: int, device: torch.device) -> None:
+        self._plan = plan_attention(num_tokens, self.options.window, device)
 
     def forward(
         self,
@@ -81,7 +85,7 @@ class Attention(Mixer):
         q, k = self._rotate_norm(q, rope), self._rotate_norm(k, rope)
         if state is not None:
             k, v = torch.cat([state.k_BSHK, k], dim=1), torch.cat([state.v_BSHK, v], dim=1)
-        y_BTHK = attention(q, k, v, window=self.options.window)
+        y_BTHK = attention(q, k, v, window=self.options.window, plan=self._plan)
         y_BTD = self.c_proj(y_BTHK.flatten(2))
         if not want_state:
             return y_BTD, None
