@@ -1,8 +1,13 @@
 """The four collectives that saving, loading and evaluating need, all on a CPU group."""
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, cast
 
 import torch.distributed as dist
+
+from nexttransformer.errors import NextTransformerError
+
+Result = TypeVar("Result")
 
 
 class Collectives(Protocol):
@@ -72,3 +77,40 @@ class GroupCollectives:
     def barrier(self) -> None:
         """Returns when every rank has called it."""
         dist.barrier(group=self._group)
+
+
+def on_rank0(function: Callable[[], Result], collectives: Collectives) -> Result:
+    """Runs `function` on rank 0 alone; its (picklable) result, or its error, comes back on every rank.
+
+    Raises:
+        NextTransformerError: rank 0's, on all ranks.
+    """
+    outcome = None
+    if collectives.rank == 0:
+        outcome = _outcome_of(function)
+    value, error = collectives.broadcast_object(outcome)
+    if error is not None:
+        raise error
+    return value
+
+
+def on_all_ranks(function: Callable[[], Result], collectives: Collectives) -> Result:
+    """Runs `function` on every rank and returns each rank its own result.
+
+    Raises:
+        NextTransformerError: that of the lowest rank that has one, on all ranks.
+    """
+    value, error = _outcome_of(function)
+    errors = collectives.gather_objects(error)
+    first = None if errors is None else next((item for item in errors if item is not None), None)
+    first = collectives.broadcast_object(first)
+    if first is not None:
+        raise first
+    return cast(Result, value)
+
+
+def _outcome_of(function: Callable[[], Result]) -> tuple[Result | None, NextTransformerError | None]:
+    try:
+        return function(), None
+    except NextTransformerError as error:
+        return None, error

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from nexttransformer import jsonio
+from nexttransformer.errors import CheckpointError
+from nexttransformer.training.line_log import LineFile, read_lines
 from nexttransformer.training.strict_record import Count, Hex16, StrictRecord
 
 
@@ -39,22 +42,29 @@ class MetricsLog:
 
 def read_metrics(path: Path) -> MetricsLog:
     """Reads a metrics file without ever raising for its content; a missing file is empty."""
-    raise NotImplementedError
+    read = read_lines(path, MetricsLine, lambda line, before: before is None or line.attempt > before.attempt)
+    return MetricsLog(read.records, read.numbers, read.torn, read.problems)
 
 
 class MetricsWriter:
     """Appends lines, each flushed; `sync` (at saves) makes them durable. A torn last line is closed on opening."""
 
-    def __init__(self, path: Path) -> None: ...
+    def __init__(self, path: Path) -> None:
+        """Opens for append; CheckpointError if the file was edited, RunFailure if it cannot be opened."""
+        problems = read_metrics(path).problems
+        if problems:
+            raise CheckpointError(f"{path}: damaged or edited, the run cannot go on with it: {problems[0][1]}")
+        self._file = LineFile(path)
 
     def write(self, line: MetricsLine) -> None:
         """Appends a line; RunFailure if it cannot be written (the half-written line is taken back)."""
-        raise NotImplementedError
+        self._file.append(jsonio.canonical_bytes(line.to_json()))
 
     def sync(self) -> None:
         """Makes everything written durable; RunFailure if that fails."""
-        raise NotImplementedError
+        self._file.sync()
 
     def close(self) -> None:
         """Syncs and closes."""
-        raise NotImplementedError
+        self._file.sync()
+        self._file.close()

@@ -1,22 +1,26 @@
 """The run folder: where its files are, and which launches it refuses."""
 
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from nexttransformer import jsonio
+from nexttransformer.errors import CheckpointError, NextTransformerError, join_problems
+from nexttransformer.training.checkpoint_schema import TrainerState
+from nexttransformer.training.events import EventKey, read_events
 from nexttransformer.training.run_schema import RunRecord, RunState
 
 EvaluationKind = Literal["val_curve", "core", "final"]
 
+# What may lie in a folder that counts as empty: the lock, launcher output, a stop request.
+_TRANSIENT = {"train.lock", "train.lock.stale", "logs", "stop_requested"}
+_MAX_DIFFERENCES = 10
+
 
 def new_run_id() -> str:
     """Returns 16 random hex digits."""
-    raise NotImplementedError
-
-
-def utc_now() -> str:
-    """Returns the time as UTC ISO 8601 with milliseconds, as `2026-01-31T12:00:00.123Z`."""
-    raise NotImplementedError
+    return secrets.token_hex(8)
 
 
 @dataclass(frozen=True)
@@ -26,29 +30,52 @@ class RunFolder:
     root: Path
 
     @property
-    def run_json(self) -> Path: ...
+    def run_json(self) -> Path:
+        """Written once by attempt 0."""
+        return self.root / "run.json"
+
     @property
-    def run_state_json(self) -> Path: ...
+    def run_state_json(self) -> Path:
+        """Replaced at every change of state."""
+        return self.root / "run_state.json"
+
     @property
-    def events(self) -> Path: ...
+    def events(self) -> Path:
+        """The event log."""
+        return self.root / "events.jsonl"
+
     @property
-    def metrics(self) -> Path: ...
+    def metrics(self) -> Path:
+        """One line per update."""
+        return self.root / "metrics.jsonl"
+
     @property
-    def lock(self) -> Path: ...
+    def lock(self) -> Path:
+        """Present while a launch is running."""
+        return self.root / "train.lock"
+
     @property
-    def stop_file(self) -> Path: ...
+    def stop_file(self) -> Path:
+        """Creating it asks the run to stop after the current update."""
+        return self.root / "stop_requested"
+
     @property
-    def evaluations(self) -> Path: ...
+    def evaluations(self) -> Path:
+        """Preset evaluations."""
+        return self.root / "evaluations"
+
     @property
-    def logs(self) -> Path: ...
+    def logs(self) -> Path:
+        """Launcher output and dumps."""
+        return self.root / "logs"
 
     def evaluation(self, kind: EvaluationKind, update: int) -> Path:
         """Returns `evaluations/val_curve_%08d.json`, `core_%08d.json` or `final.json`."""
-        raise NotImplementedError
+        return self.evaluations / ("final.json" if kind == "final" else f"{kind}_{update:08d}.json")
 
     def checkpoint(self, update: int) -> Path:
         """Returns `checkpoint_%08d` of that number of completed updates."""
-        raise NotImplementedError
+        return self.root / f"checkpoint_{update:08d}"
 
     def create(self, record: RunRecord) -> None:
         """Makes the folders and writes `run.json` once, atomically.
@@ -56,23 +83,40 @@ class RunFolder:
         Raises:
             CheckpointError: if `run.json` exists already or the folder cannot be written.
         """
-        raise NotImplementedError
+        if self.run_json.exists():
+            raise CheckpointError(f"{self.run_json} exists already; it is written once and never changed.")
+        try:
+            self.evaluations.mkdir(parents=True, exist_ok=True)
+            self.logs.mkdir(exist_ok=True)
+            jsonio.write_json_atomic(self.run_json, record.to_json())
+        except OSError as problem:
+            raise CheckpointError(
+                f"{self.root}: cannot be written: {problem.strerror}. Use another --output."
+            ) from None
 
     def read_record(self) -> RunRecord | None:
         """Reads `run.json`; None where there is none; CheckpointError naming every problem where it is bad."""
-        raise NotImplementedError
+        return RunRecord.read(self.run_json) if self.run_json.exists() else None
 
     def write_state(self, state: RunState) -> None:
         """Replaces `run_state.json` atomically."""
-        raise NotImplementedError
+        jsonio.write_json_atomic(self.run_state_json, state.to_json())
 
     def read_state(self) -> RunState | None:
         """Reads `run_state.json`; None where there is none or it is unreadable (it is information only)."""
-        raise NotImplementedError
+        try:
+            return RunState.read(self.run_state_json)
+        except NextTransformerError:
+            return None
 
     def evaluation_is_due(self, kind: EvaluationKind, update: int, weights_digest: str) -> bool:
         """Says whether that evaluation's file is missing, unreadable or of other weights."""
-        raise NotImplementedError
+        try:
+            value = jsonio.read_json(self.evaluation(kind, update))
+        except NextTransformerError:
+            return True
+        checkpoint = value.get("checkpoint") if isinstance(value, dict) else None
+        return not isinstance(checkpoint, dict) or checkpoint.get("weights_digest") != weights_digest
 
 
 @dataclass(frozen=True)
@@ -99,13 +143,97 @@ def plan_launch(folder: RunFolder, candidate: RunRecord, resume: str) -> LaunchP
         candidate: the record this launch would write as attempt 0 (fresh run_id and time).
         resume: `auto`, `never` or the path of a checkpoint folder.
 
-    `never` refuses a folder that holds anything. A path must be a complete checkpoint (checked by
-    `checkpoint_choice.choose_checkpoint`); with a path into another folder and a new output folder
-    the record takes over the checkpoint's run_id, so a moved run goes on as the same run.
+    `never` refuses a folder that holds anything. Whether a named checkpoint is complete is checked by
+    `checkpoint_load.choose_checkpoint`. With a path from another folder and a new output folder the
+    record takes over the checkpoint's run_id, so a moved run goes on as the same run.
 
     Raises:
         CheckpointError: naming every difference (mode, method, config key, protocol, data, seed,
-            number of updates, smoke updates, and in formal runs code, with the changed files) between
-            the launch and the folder. A smoke folder never becomes formal or open. Exit code 2.
+            number of updates, and in formal runs code, with the changed files) between the launch
+            and the folder. A smoke folder never becomes formal or open. Exit code 2.
     """
-    raise NotImplementedError
+    root = folder.root
+    if root.exists() and not root.is_dir():
+        raise CheckpointError(f"--output {root}: expected a folder, found a file. Use another --output.")
+    present = {path.name for path in root.iterdir()} - _TRANSIENT if root.exists() else set()
+    if resume == "never" and present:
+        names = ", ".join(sorted(present)[:3])
+        raise CheckpointError(
+            f"--resume never: {root} is not empty ({names}). Use --resume auto to continue it, or another --output."
+        )
+    recorded = folder.read_record()
+    if recorded is None:
+        leftovers = sorted(name for name in present if name.startswith("checkpoint_") or name.endswith(".jsonl"))
+        if leftovers:
+            raise CheckpointError(
+                f"{root} holds {leftovers[0]} but no run.json: not a whole run. Use another --output."
+            )
+        return LaunchPlan(_adopt_run_id(candidate, resume), True, 0, None, [])
+    problems, warnings = compare_launch(recorded, candidate, str(folder.run_json))
+    if problems:
+        advice = (
+            f"{root} cannot be continued by this launch. Repeat it with the recorded settings or use another --output."
+        )
+        raise CheckpointError(join_problems([*problems, advice]))
+    log = read_events(folder.events)
+    end = log.last(EventKey.RUN_END)
+    finished = None
+    if end is not None:
+        finished = f"{root}: finished at update {end.update}; nothing to do."
+    return LaunchPlan(recorded, False, log.next_attempt, finished, warnings)
+
+
+def compare_launch(recorded: RunRecord, launch: RunRecord, where: str) -> tuple[list[str], list[str]]:
+    """Returns (problems, warnings), one line each, of a launch on a folder that recorded a run."""
+    problems = []
+    if recorded.mode != launch.mode:
+        problems.append(f"{where}: mode: this run is {recorded.mode} and stays so; the launch is {launch.mode}.")
+    skipped = {"run_id", "created", "mode", "code", "config_digest"}
+    old, new = recorded.model_dump(exclude=skipped), launch.model_dump(exclude=skipped)
+    found = [f"{where}: {line}" for line in _differences(old, new, "")]
+    problems.extend(found[:_MAX_DIFFERENCES])
+    if len(found) > _MAX_DIFFERENCES:
+        problems.append(f"{where}: and {len(found) - _MAX_DIFFERENCES} more differences.")
+    code = _code_difference(recorded, launch, where)
+    if code is None:
+        return problems, []
+    return ([*problems, code], []) if "formal" in (recorded.mode, launch.mode) else (problems, [code])
+
+
+def _differences(old: Any, new: Any, place: str) -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [*old, *(key for key in new if key not in old)]
+        missing = "(absent)"
+        return [
+            line
+            for key in keys
+            for line in _differences(old.get(key, missing), new.get(key, missing), f"{place}.{key}" if place else key)
+        ]
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return [
+            line
+            for index, (a, b) in enumerate(zip(old, new, strict=True))
+            for line in _differences(a, b, f"{place}[{index}]")
+        ]
+    return [] if old == new else [f"{place}: this run has {_short(old)}, the launch has {_short(new)}."]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _code_difference(recorded: RunRecord, launch: RunRecord, where: str) -> str | None:
+    if recorded.code.source_digest == launch.code.source_digest:
+        return None
+    old, new = recorded.code.source_files, launch.code.source_files
+    changed = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    more = f" and {len(changed) - _MAX_DIFFERENCES} more" if len(changed) > _MAX_DIFFERENCES else ""
+    return f"{where}: code differs from the run's: {', '.join(changed[:_MAX_DIFFERENCES])}{more}."
+
+
+def _adopt_run_id(candidate: RunRecord, resume: str) -> RunRecord:
+    if resume in ("auto", "never"):
+        return candidate
+    state = TrainerState.read(Path(resume) / "trainer_state.json")
+    return candidate.model_copy(update={"run_id": state.run_id})

@@ -1,5 +1,6 @@
 """Base class of every JSON file of a run: strict pydantic models that list all problems of a file at once."""
 
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -19,6 +20,11 @@ Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
 """UTC, ISO 8601 with milliseconds."""
 
 RecordType = TypeVar("RecordType", bound="StrictRecord")
+
+
+def utc_now() -> str:
+    """Returns the time as UTC ISO 8601 with milliseconds, such as `2026-01-31T12:00:00.123Z`."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class StrictPart(pydantic.BaseModel):
