@@ -36,7 +36,7 @@ def commands() -> dict[str, str]:
 
 def help_text() -> str:
     """Returns what `nexttransformer --help` prints."""
-    width = max(len(name) for name in commands())
+    width = max((len(name) for name in commands()), default=0)
     lines = [f"  {name:<{width}}  {summary}" for name, summary in commands().items()]
     return "\n".join(
         [

@@ -1,0 +1,135 @@
+"""One machine's launcher behind `launch/train.sh`: torchrun with a process for each visible GPU.
+
+It adds to plain torchrun: checked variables, an exit code that is the trainer's own, one line that
+names the rank that failed, SIGUSR1 passed on to the trainer, and no process left behind.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from nexttransformer.errors import EXIT_FAILED, EXIT_OK, ConfigError, join_problems, run_command
+from nexttransformer.launch_environment import local_problems
+
+TRAIN_MODULE = "nexttransformer.train"
+# SIGUSR1 beside torchrun's own: otherwise it kills the launcher and leaves the trainer running.
+_FORWARDED = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+_INSTALL_LINE = "Run: bash launch/install.sh --gpu (or, to train on the CPU on purpose, export CUDA_VISIBLE_DEVICES=)"
+
+
+def visible_gpus(environ: Mapping[str, str]) -> int:
+    """Returns the number of GPUs that torch sees.
+
+    Raises:
+        ConfigError: if this machine shows NVIDIA GPUs and torch is a build without CUDA.
+    """
+    import torch
+
+    is_hidden = environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    has_driver = Path("/dev/nvidiactl").exists() and Path("/proc/driver/nvidia/version").exists()
+    if has_driver and not is_hidden and torch.version.cuda is None and torch.version.hip is None:
+        raise ConfigError(f"This machine has NVIDIA GPUs, but torch {torch.__version__} has no CUDA. {_INSTALL_LINE}.")
+    return torch.cuda.device_count()
+
+
+def num_processes(environ: Mapping[str, str], num_gpus: int) -> int:
+    """Returns the number of processes to start: NPROC_PER_NODE, GPUS_PER_NODE, one a GPU, or one on the CPU.
+
+    Raises:
+        ConfigError: if more are asked for than GPUs are visible; without a GPU any number is allowed.
+    """
+    name = next((name for name in ("NPROC_PER_NODE", "GPUS_PER_NODE") if environ.get(name)), None)
+    if name is None:
+        return max(1, num_gpus)
+    number = int(environ[name])
+    if num_gpus and number > num_gpus:
+        raise ConfigError(f"{name}={number}: only {num_gpus} GPUs are visible. Lower it or free the others.")
+    return number
+
+
+def launch(module: str, arguments: list[str], processes: int) -> int:
+    """Runs a module in processes under torchrun and returns the exit code of the first that failed.
+
+    A launch stopped by a signal returns 0 if the run folder says that the run was saved or finished.
+    """
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    # The rank that failed is named below; torchrun says the same in many lines.
+    for name in ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    options = ["--standalone", f"--nproc-per-node={processes}", f"--signals-to-handle={_FORWARDED}", "--module", module]
+    try:
+        torchrun.run(torchrun.parse_args([*options, *arguments]))
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        is_signal = failure.exitcode < 0
+        how = f"ended by {failure.signal_name()}" if is_signal else f"failed with exit code {failure.exitcode}"
+        if is_signal or processes > 1:
+            print(f"launch: rank {rank} of {processes} on {socket.gethostname()} {how}.", file=sys.stderr, flush=True)
+        return 128 - failure.exitcode if is_signal else failure.exitcode
+    except SignalException as stopped:
+        remaining = _children()
+        for child in remaining:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+        if not remaining and _run_status(arguments) in ("stopped", "finished"):
+            return EXIT_OK
+        name = signal.Signals(stopped.sigval).name
+        print(f"launch: ended by {name} before the run was saved.", file=sys.stderr, flush=True)
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+def _children() -> list[int]:
+    """Returns the process ids of this process's children; each leads its own process group."""
+    children = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # The second field is a name in parentheses that may hold anything.
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == os.getpid() and fields[0] != "Z":
+                children.append(int(stat.parent.name))
+    return [child for child in children if os.getpgid(child) == child]
+
+
+def _run_status(arguments: list[str]) -> str | None:
+    """Returns `status` of the run folder that the trainer's arguments name, None if there is none."""
+    from nexttransformer.training.run_folder import RunFolder
+
+    output = None
+    for position, argument in enumerate(arguments):
+        if argument == "--output" and position + 1 < len(arguments):
+            output = arguments[position + 1]
+        elif argument.startswith("--output="):
+            output = argument.partition("=")[2]
+    state = RunFolder(Path(output)).read_state() if output else None
+    return state.status if state else None
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Checks the variables, counts GPUs and runs the trainer with all arguments passed through."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if {"-h", "--help"} & set(arguments):
+        from nexttransformer import train
+
+        return train.main(["--help"])
+    problems = local_problems(os.environ)
+    if problems:
+        raise ConfigError(join_problems(problems))
+    num_gpus = visible_gpus(os.environ)
+    processes = num_processes(os.environ, num_gpus)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // processes)))
+    device = f"GPU of {num_gpus} visible" if num_gpus else "CPU (gloo)"
+    print(f"launch: {processes} process{'es' if processes > 1 else ''} on this machine, {device}.", flush=True)
+    return launch(TRAIN_MODULE, arguments, processes)
+
+
+if __name__ == "__main__":
+    run_command(main)
