@@ -17,7 +17,7 @@ from nexttransformer.optim.groups import ParameterGroup, check_partition
 from nexttransformer.optim.muon import second_moment_shape
 from nexttransformer.optim.schedule import Rates, scheduled_rates
 from nexttransformer.optim.sharded_muon import MOMENTUM, SECOND_MOMENT, ShardedMuon
-from nexttransformer.optim.sharding import assign_to_ranks
+from nexttransformer.optim.sharding import ROUND_BYTES, assign_to_ranks
 from nexttransformer.protocol import Protocol
 
 ADAM_M, ADAM_V = "adam_m", "adam_v"
@@ -47,6 +47,7 @@ class Optimizer:
         world_size: int = 1,
         process_group: dist.ProcessGroup | None = None,
         compute_dtype: torch.dtype | None = None,
+        muon_round_bytes: int = ROUND_BYTES,
     ) -> None:
         """Allocates the state that this rank keeps.
 
@@ -59,6 +60,7 @@ class Optimizer:
             world_size: number of ranks.
             process_group: group of these ranks; the default group if left out.
             compute_dtype: dtype of Muon's matrix products; bfloat16 on CUDA, float32 elsewhere if left out.
+            muon_round_bytes: limit of this rank's fp32 matrices that are updated and sent at a time.
 
         Raises:
             ConfigError: if the groups do not partition the parameters, two names share one tensor,
@@ -88,6 +90,7 @@ class Optimizer:
                     world_size=world_size,
                     process_group=process_group,
                     compute_dtype=compute_dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32),
+                    round_bytes=muon_round_bytes,
                 )
                 self._state |= {state_key(*key): tensor for key, tensor in self._muon.state.items()}
             else:

@@ -35,6 +35,7 @@ class ShardedMuon:
         world_size: int,
         process_group: dist.ProcessGroup | None,
         compute_dtype: torch.dtype,
+        round_bytes: int,
     ) -> None:
         """Allocates the state of this rank's matrices.
 
@@ -45,6 +46,7 @@ class ShardedMuon:
             world_size: number of ranks.
             process_group: group of these ranks; None for the default group.
             compute_dtype: dtype of the matrix products.
+            round_bytes: limit of this rank's fp32 bytes in a round.
         """
         self._parameters = dict(parameters)
         self._settings = settings
@@ -54,7 +56,7 @@ class ShardedMuon:
         shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         costs = {name: muon_cost(shape) for name, shape in shapes.items()}
         self.owners = assign_to_ranks(costs, world_size=world_size)
-        self._rounds = plan_rounds(shapes, self.owners, world_size=world_size)
+        self._rounds = plan_rounds(shapes, self.owners, world_size=world_size, round_bytes=round_bytes)
         # The state of a stack is one tensor; what a checkpoint sees are its parameters' shares.
         self._stack_state: dict[Stack, tuple[Tensor, Tensor]] = {}
         self.state: dict[tuple[str, str], Tensor] = {}

@@ -73,7 +73,7 @@ def muon_cost(shape: tuple[int, ...]) -> int:
 
 
 def plan_rounds(
-    shapes: Mapping[str, tuple[int, ...]], owners: Mapping[str, int], *, world_size: int, round_bytes: int = ROUND_BYTES
+    shapes: Mapping[str, tuple[int, ...]], owners: Mapping[str, int], *, world_size: int, round_bytes: int
 ) -> list[list[list[Stack]]]:
     """Splits every rank's parameters into rounds of bounded size, and each round into stacks.
 
