@@ -8,9 +8,18 @@ from nexttransformer.errors import ConfigError, suggest
 # A new part is one new file and one line here. Targets are "module:class".
 MIXERS = {
     "attention": "nexttransformer.models.mixers.attention:Attention",
+    "gdn": "nexttransformer.models.mixers.gated_deltanet:GatedDeltaNet",
+    "kda": "nexttransformer.models.mixers.kimi_delta_attention:KimiDeltaAttention",
 }
 RESIDUALS = {
     "plain": "nexttransformer.models.residuals.plain:Plain",
+    "hc": "nexttransformer.models.residuals.hyper_connections:HyperConnections",
+    "mhc": "nexttransformer.models.residuals.manifold_hyper_connections:ManifoldHyperConnections",
+    "mhc_lite": "nexttransformer.models.residuals.manifold_hyper_connections:ManifoldHyperConnectionsLite",
+    "simple_hc": "nexttransformer.models.residuals.manifold_hyper_connections:SimpleHyperConnections",
+    "attnres": "nexttransformer.models.residuals.attention_residuals:AttentionResiduals",
+    "mudd": "nexttransformer.models.residuals.mudd:Mudd",
+    "denseformer": "nexttransformer.models.residuals.mudd:DenseFormer",
 }
 MLPS = {
     "relu2": "nexttransformer.models.layers:ReluSquaredMLP",

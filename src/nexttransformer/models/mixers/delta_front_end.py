@@ -1,0 +1,121 @@
+"""What the delta-rule mixers share: projections, short convolutions, unit-length q and k, gated output norm, state.
+
+Equations (h normalized input): q, k, v = SiLU(conv4(W_q h)), SiLU(conv4(W_k h)), SiLU(conv4(W_v h)); on layers with a
+table v <- v + 3 sigmoid(G h[:12]) * VE; q, k <- x / sqrt(sum x^2 + 1e-6); beta = sigmoid(W_b h);
+y = W_o [rms(o) gamma * gate], rms over the value dim with eps 1e-5 and one gamma for all heads. No rotary positions.
+q and output gates read the query input, k, decay and beta the key input, v and G the value input.
+Groups: c_q, c_k, c_v, c_proj matrix; ve_gate matrix_parity; c_beta, convolutions, A_log, norm_gain small.
+Init: projections U(-s, s), c_proj 0, convolutions U(-1/2, 1/2), norm_gain 1, ve_gate U(0, 0.02).
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from nexttransformer.config import ModelConfig
+from nexttransformer.models.budget_formulas import delta_rule_macs
+from nexttransformer.models.layers import CausalConv, Linear, projection_bound, rms_norm
+from nexttransformer.models.mixers.attention import add_value_row, make_value_gate
+from nexttransformer.models.parts import Mixer, MixerInput, Rope, constant, uniform, zeros
+from nexttransformer.ops.decay import draw_rate_log
+
+UNIT_EPS = 1e-6
+OUTPUT_NORM_EPS = 1e-5
+
+
+class DeltaState(NamedTuple):
+    """State after a token: the recurrent state (float32) and the last three inputs of each convolution."""
+
+    recurrent_BHKV: Tensor
+    q_cache_BJC: Tensor
+    k_cache_BJC: Tensor
+    v_cache_BJC: Tensor
+
+
+def unit_length(x_BTHK: Tensor) -> Tensor:
+    """Returns x / sqrt(sum x^2 + 1e-6) over the last dimension, computed in float32, in x's dtype."""
+    x32 = x_BTHK.float()
+    return (x32 * torch.rsqrt(x32.square().sum(-1, keepdim=True) + UNIT_EPS)).to(x_BTHK.dtype)
+
+
+class DeltaMixer(Mixer):
+    """Base of the delta-rule mixers; a subclass adds decay and output gate in `_decay` and `_gate`, and the op.
+
+    Class attributes: `rate_range` is the initial range of A per head.
+    """
+
+    rate_range = (0.0, 16.0)
+
+    def __init__(self, config: ModelConfig, layer: int, *, has_value_row: bool) -> None:
+        super().__init__(config, layer, has_value_row=has_value_row)
+        width, bound = config.width, projection_bound(config.width)
+        self.c_q = Linear(width, width, tag="matrix", init=uniform(-bound, bound))
+        self.c_k = Linear(width, width, tag="matrix", init=uniform(-bound, bound))
+        self.c_v = Linear(width, width, tag="matrix", init=uniform(-bound, bound))
+        self.q_conv, self.k_conv, self.v_conv = CausalConv(width), CausalConv(width), CausalConv(width)
+        self.c_beta = Linear(width, self.num_heads, tag="small", init=uniform(-bound, bound))
+        self.declare("A_log", (self.num_heads,), tag="small", init=partial(draw_rate_log, *self.rate_range))
+        self.declare("norm_gain", (self.head_dim,), tag="small", init=constant(1.0))
+        self.c_proj = Linear(width, width, tag="matrix", init=zeros())
+        if has_value_row:
+            self.ve_gate = make_value_gate(config.num_heads)
+
+    def _decay(self, key_in_BTD: Tensor) -> Tensor:
+        """Returns the log decay, float32: [B, T, H] or [B, T, H, K]."""
+        raise TypeError(f"{type(self).__name__} must define _decay")
+
+    def _gate(self, query_in_BTD: Tensor) -> Tensor:
+        """Returns the factor of the normalized output, float32 [B, T, H, V]."""
+        raise TypeError(f"{type(self).__name__} must define _gate")
+
+    def _write_strength(self, key_in_BTD: Tensor) -> Tensor:
+        """Returns beta, float32 [B, T, H]."""
+        return torch.sigmoid(self.c_beta(key_in_BTD).float())
+
+    def _mix(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial: Tensor | None, want_state: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Runs the recurrence (see `ops`)."""
+        raise TypeError(f"{type(self).__name__} must define _mix")
+
+    def forward(
+        self,
+        x: MixerInput,
+        value_row_BTD: Tensor | None,
+        rope: Rope,
+        *,
+        state: DeltaState | None = None,
+        want_state: bool = False,
+    ) -> tuple[Tensor, DeltaState | None]:
+        caches = state[1:] if state is not None else (None, None, None)
+        raw = (self.c_q(x.query), self.c_k(x.key), self.c_v(x.value))
+        convs = (self.q_conv, self.k_conv, self.v_conv)
+        heads = (*x.query.shape[:2], self.num_heads, self.head_dim)
+        q, k, v = (
+            functional.silu(conv(y_BTD, cache)).view(heads)
+            for conv, y_BTD, cache in zip(convs, raw, caches, strict=True)
+        )
+        if value_row_BTD is not None:
+            v = add_value_row(v, value_row_BTD, self.ve_gate, x.value)
+        initial = state.recurrent_BHKV if state is not None else None
+        o_BTHV, recurrent_BHKV = self._mix(
+            unit_length(q), unit_length(k), v, self._decay(x.key), self._write_strength(x.key), initial, want_state
+        )
+        normalized_BTHV = rms_norm(o_BTHV.float(), OUTPUT_NORM_EPS) * self.norm_gain
+        y_BTHV = (normalized_BTHV * self._gate(x.query)).to(o_BTHV.dtype)
+        y_BTD = self.c_proj(y_BTHV.flatten(2))
+        if recurrent_BHKV is None:
+            return y_BTD, None
+        kept = [conv.next_cache(y, cache) for conv, y, cache in zip(convs, raw, caches, strict=True)]
+        return y_BTD, DeltaState(recurrent_BHKV, *kept)
+
+    def mix_macs(self, num_tokens: int) -> float:
+        return delta_rule_macs(self.num_heads, self.head_dim, self.head_dim)
+
+    def decode_state_bytes(self, num_tokens: int) -> int:
+        # Three convolutions of four taps each keep three bfloat16 inputs per channel.
+        conv_bytes = 3 * 3 * self.num_heads * self.head_dim * 2
+        return self.num_heads * self.head_dim * self.head_dim * 4 + conv_bytes
