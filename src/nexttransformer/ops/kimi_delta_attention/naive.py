@@ -1,6 +1,7 @@
 """Kimi delta attention in plain PyTorch: the token loop (test oracle) and the chunked form (truth and CPU path).
 
-The gated delta rule with one decay per key channel: S <- Diag(e^g) S; S <- S + k (beta (v - S^T k))^T; o = S^T q / sqrt(K).
+The gated delta rule with one decay per key channel:
+    S <- Diag(e^g) S; S <- S + k (beta (v - S^T k))^T; o = S^T q / sqrt(K).
 Chunk form as in `ops/gated_delta_rule/naive.py` with E_ij = exp(G_i - G_j) per channel. Products of two blocks of
 rows are taken relative to the first row of the later block, so that every exponent used is <= 0.
 Source: arXiv 2510.26692; agrees with fla.ops.kda of fla-core 0.6.0.
