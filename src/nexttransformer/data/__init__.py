@@ -1,0 +1,1 @@
+"""Text to rows: tokenizer, packing, data order, the manifest, and the readers training uses."""
