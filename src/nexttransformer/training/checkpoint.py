@@ -98,6 +98,7 @@ def save_checkpoint(
         SaveFailed: clean failure, on all ranks.
         SaveRefused: weights not finite, ranks differ (rank, host, tensor named) or lock lost, on all ranks.
     """
+    assert state.optimizer_updates == optimizer.num_updates_done
     start = time.monotonic()
     final = root / files.checkpoint_name(state.update)
     partial = final.with_name(final.name + ".partial")

@@ -24,7 +24,7 @@ _MAX_PROBLEMS = 10
 def load_checkpoint(
     choice: Choice, parameters: Mapping[str, Tensor], optimizer: OptimizerState, collectives: Collectives, host: str
 ) -> None:
-    """Loads weights and optimizer state in place, by name, strictly both ways; collective.
+    """Loads weights, optimizer state and its update count in place, by name, strictly both ways; collective.
 
     Files were verified by `choose_checkpoint`. Afterwards `weights_digest` is checked on rank 0 and
     the device checksum is compared over ranks.
@@ -33,10 +33,11 @@ def load_checkpoint(
         CheckpointError: names, shapes or dtypes differ (all differences together), or a digest does;
             the same on every rank.
     """
-    path, marker = choice.path, choice.marker
-    assert path is not None and marker is not None
+    path, marker, state = choice.path, choice.marker, choice.state
+    assert path is not None and marker is not None and state is not None
     on_all_ranks(lambda: load_weights(path / files.MODEL_FILE, parameters), collectives)
     on_all_ranks(lambda: _load_optimizer(path, optimizer), collectives)
+    optimizer.num_updates_done = state.optimizer_updates
 
     def check_digest() -> None:
         got = weights_digest(parameters)

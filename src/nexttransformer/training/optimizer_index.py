@@ -15,6 +15,8 @@ KEY_SEPARATOR = "::"
 class OptimizerState(Protocol):
     """What saving and loading need of the optimizer (see `optim.optimizer.Optimizer`)."""
 
+    num_updates_done: int
+
     def state_tensors(self) -> dict[str, Tensor]:
         """Returns what this rank must write, by `<parameter>::<state>`; each key on exactly one rank."""
         ...

@@ -108,7 +108,7 @@ def check_space(root: Path, run_id: str, retention: Retention, *, checkpoint_byt
     if free < needed:
         raise CheckpointError(
             f"{root}: too little space for {num_due} checkpoints of {checkpoint_bytes:,} bytes: needed {needed:,} "
-            f"bytes, free {free:,} bytes on {volume}. Free some space, lower --keep-checkpoints or use another --output."
+            f"bytes, free {free:,} bytes on {volume}. Free some, lower --keep-checkpoints or use another --output."
         )
 
 

@@ -32,7 +32,7 @@ _CHUNK_ELEMENTS = 2**23
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """Returns a CPU view of a tensor's raw little-endian bytes; copies only from another device or layout."""
     assert sys.byteorder == "little"
-    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def combine_tensor_hashes(hashes: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:
