@@ -237,3 +237,10 @@ class Residual(Part):
     def extra_macs(self) -> float:
         """Multiply-adds per token beyond the declared Linear weights (stream mixing)."""
         return 0.0
+
+    def unreached(self) -> dict[str, list[int]]:
+        """Parameters that get no gradient by design: name below this module -> indices of the first dimension.
+
+        The gradient check takes these and no others as exceptions.
+        """
+        return {}
