@@ -24,6 +24,7 @@ from nexttransformer.models.parts import (
     zeros,
 )
 from nexttransformer.models.state import DecoderState
+from nexttransformer.ops.cross_entropy import softcap_cross_entropy
 from nexttransformer.registry import load_part
 
 SMEAR_CHANNELS = 24
@@ -209,9 +210,10 @@ class Decoder(Part):
         h_BTD, _ = self.hidden(ids_BT)
         if targets_BT is None:
             return self.head_logits(h_BTD)
-        logits_BTV = self.head_logits(h_BTD)
-        nats = functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten().long(), reduction="none")
-        return nats.view_as(targets_BT)
+        nats_N = softcap_cross_entropy(
+            h_BTD.flatten(0, 1), self.lm_head.weight, targets_BT.flatten().long(), self.config.logit_soft_cap
+        )
+        return nats_N.view_as(targets_BT)
 
 
 def _normalized(query: Tensor, key: Tensor, value: Tensor) -> MixerInput:

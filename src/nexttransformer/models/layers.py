@@ -9,15 +9,20 @@ from torch import Tensor
 
 from nexttransformer.config import ModelConfig
 from nexttransformer.models.parts import Init, Options, Part, Rope, uniform, zeros
+from nexttransformer.ops.norm import NORM_EPS, rms_norm
+from nexttransformer.ops.relu_squared import relu_squared_mlp
 
-NORM_EPS = 2.0**-23
-
-
-def rms_norm(x: Tensor, eps: float = NORM_EPS) -> Tensor:
-    """Returns x / sqrt(mean(x^2) + eps) over the last dimension, computed in float32, in x's dtype."""
-    x32 = x.float()
-    return (x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
-
+__all__ = [
+    "NORM_EPS",
+    "CausalConv",
+    "Linear",
+    "Lookup",
+    "ReluSquaredMLP",
+    "joint_linear",
+    "projection_bound",
+    "rms_norm",
+    "rope_table",
+]
 
 class Linear(Part):
     """y = x W^T without bias; the float32 weight is cast to the input's dtype at each use.
@@ -53,6 +58,11 @@ class Linear(Part):
 
     def token_macs(self) -> float:
         return self.weight.numel() * self.uses
+
+
+def joint_linear(x: Tensor, *layers: Linear) -> Tensor:
+    """Applies several Linear layers to one input as one product over their stacked weights; outputs side by side."""
+    return functional.linear(x, torch.cat([layer.weight for layer in layers]).to(x.dtype))
 
 
 class Lookup(Part):
@@ -113,15 +123,6 @@ def rope_table(
     return Rope(angle.cos().to(dtype), angle.sin().to(dtype))
 
 
-def rotate(x_BTHK: Tensor, rope: Rope) -> Tensor:
-    """Rotates pairs (j, j + K/2) by minus the table's angle; float32 result (the caller rounds once)."""
-    half = x_BTHK.shape[-1] // 2
-    x32 = x_BTHK.float()
-    first, second = x32[..., :half], x32[..., half:]
-    cos, sin = rope.cos.float()[None, :, None, :], rope.sin.float()[None, :, None, :]
-    return torch.cat([first * cos + second * sin, second * cos - first * sin], dim=-1)
-
-
 class ReluSquaredMLP(Part):
     """y = W_2 relu(W_1 x)^2. Tags: both matrices Muon. Init: W_1 U(-0.4s, 0.4s), W_2 zero."""
 
@@ -134,7 +135,7 @@ class ReluSquaredMLP(Part):
         self.c_proj = Linear(config.mlp_width, config.width, tag="matrix", init=zeros())
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.c_proj(functional.relu(self.c_fc(x_BTD)).square())
+        return relu_squared_mlp(x_BTD, self.c_fc.weight, self.c_proj.weight)
 
 
 def projection_bound(width: int) -> float:

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from nexttransformer.config import ModelConfig
 from nexttransformer.models.budget_formulas import softmax_attention_macs
-from nexttransformer.models.layers import Linear, projection_bound, rms_norm, rotate
+from nexttransformer.models.layers import Linear, joint_linear, projection_bound
 from nexttransformer.models.parts import Mixer, MixerInput, Options, Rope, uniform, zeros
 from nexttransformer.ops.attention import AttentionPlan, attention, plan_attention
+from nexttransformer.ops.rotary_heads import rotary_heads
+from nexttransformer.ops.rotary_heads.naive import mix_value_row
 
 VE_GATE_CHANNELS = 12
 
@@ -35,10 +37,14 @@ class AttentionOptions(Options):
     window: int | None = Field(default=None, ge=1)
 
 
+def value_factor(gate: Linear, value_in_BTD: Tensor) -> Tensor:
+    """Returns 3 sigmoid(G h[:12]), the factor of the value-embedding row per head, [B, T, H] float32."""
+    return 3.0 * torch.sigmoid(gate(value_in_BTD[..., :VE_GATE_CHANNELS]).float())
+
+
 def add_value_row(v_BTHK: Tensor, row_BTD: Tensor, gate: Linear, value_in_BTD: Tensor) -> Tensor:
-    """Adds 3 sigmoid(G h[:12]) times the value-embedding row, per head; float32 inside, one rounding."""
-    factor_BTH = 3.0 * torch.sigmoid(gate(value_in_BTD[..., :VE_GATE_CHANNELS]).float())
-    return (v_BTHK.float() + factor_BTH[..., None] * row_BTD.view_as(v_BTHK).float()).to(v_BTHK.dtype)
+    """Adds the gated value-embedding row to v, per head; float32 inside, one rounding."""
+    return mix_value_row(v_BTHK, row_BTD, value_factor(gate, value_in_BTD))
 
 
 def make_value_gate(num_heads: int) -> Linear:
@@ -78,11 +84,19 @@ class Attention(Mixer):
         state: AttentionState | None = None,
         want_state: bool = False,
     ) -> tuple[Tensor, AttentionState | None]:
-        heads = (*x.query.shape[:2], self.num_heads, self.head_dim)
-        q, k, v = self.c_q(x.query).view(heads), self.c_k(x.key).view(heads), self.c_v(x.value).view(heads)
-        if value_row_BTD is not None:
-            v = add_value_row(v, value_row_BTD, self.ve_gate, x.value)
-        q, k = self._rotate_norm(q, rope), self._rotate_norm(k, rope)
+        if x.query is x.key and x.key is x.value:
+            qkv_BTE = joint_linear(x.query, self.c_q, self.c_k, self.c_v)
+        else:
+            qkv_BTE = torch.cat([self.c_q(x.query), self.c_k(x.key), self.c_v(x.value)], dim=-1)
+        q, k, v = rotary_heads(
+            qkv_BTE,
+            rope.cos,
+            rope.sin,
+            num_heads=self.num_heads,
+            qk_gain=self.qk_gain,
+            value_row_BTD=value_row_BTD,
+            value_factor_BTH=value_factor(self.ve_gate, x.value) if value_row_BTD is not None else None,
+        )
         if state is not None:
             k, v = torch.cat([state.k_BSHK, k], dim=1), torch.cat([state.v_BSHK, v], dim=1)
         y_BTHK = attention(q, k, v, window=self.options.window, plan=self._plan)
@@ -91,9 +105,6 @@ class Attention(Mixer):
             return y_BTD, None
         keep = k.shape[1] if self.options.window is None else self.options.window
         return y_BTD, AttentionState(k[:, -keep:], v[:, -keep:])
-
-    def _rotate_norm(self, x_BTHK: Tensor, rope: Rope) -> Tensor:
-        return (self.qk_gain * rms_norm(rotate(x_BTHK, rope))).to(x_BTHK.dtype)
 
     def mix_macs(self, num_tokens: int) -> float:
         return softmax_attention_macs(self.num_heads, self.head_dim, self.head_dim, num_tokens, self.options.window)

@@ -1,0 +1,151 @@
+"""Fused CUDA form of the squared-ReLU MLP: the activation lives in the epilogues of two matrix products.
+
+Kept for the backward pass is a = relu(h)^2 alone: its derivative is 2 relu(h) = 2 sqrt(a), whose relative error
+from a's rounding is half of a's. N counts tokens.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+_BLOCK_M, _BLOCK_N, _BLOCK_K = 128, 256, 64
+
+
+@triton.jit
+def _product_kernel(
+    a_desc,
+    b_desc,
+    c_desc,
+    aux_desc,
+    num_rows,
+    num_columns,
+    depth: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+    group: tl.constexpr,
+    num_programs: tl.constexpr,
+    is_backward: tl.constexpr,
+):
+    """C = epilogue(A B): relu(.)^2 with B given as (columns, depth); or (.) 2 sqrt(aux) with B as (depth, columns)."""
+    tiles_m = tl.cdiv(num_rows, block_m)
+    tiles_n = tl.cdiv(num_columns, block_n)
+    num_tiles = tiles_m * tiles_n
+    per_group = group * tiles_n
+    half: tl.constexpr = block_n // 2
+    for tile in tl.range(tl.program_id(0), num_tiles, num_programs, flatten=True):
+        first_m = (tile // per_group) * group
+        rows_here = tl.minimum(tiles_m - first_m, group)
+        m = (first_m + (tile % per_group) % rows_here) * block_m
+        n = ((tile % per_group) // rows_here) * block_n
+        total = tl.zeros((block_m, block_n), dtype=tl.float32)
+        for step in range(tl.cdiv(depth, block_k)):
+            a = a_desc.load([m, step * block_k])
+            if is_backward:
+                total = tl.dot(a, b_desc.load([step * block_k, n]), total)
+            else:
+                total = tl.dot(a, b_desc.load([n, step * block_k]).T, total)
+        # Two halves of the tile: smaller stores leave shared memory to the pipeline.
+        parts = tl.permute(tl.reshape(total, (block_m, 2, half)), (0, 2, 1))
+        left, right = tl.split(parts)
+        if is_backward:
+            left *= 2.0 * tl.sqrt(aux_desc.load([m, n]).to(tl.float32))
+            right *= 2.0 * tl.sqrt(aux_desc.load([m, n + half]).to(tl.float32))
+        else:
+            left = tl.maximum(left, 0.0)
+            right = tl.maximum(right, 0.0)
+            left *= left
+            right *= right
+        c_desc.store([m, n], left.to(tl.bfloat16))
+        c_desc.store([m, n + half], right.to(tl.bfloat16))
+
+
+def _product(a: Tensor, b: Tensor, num_columns: int, aux: Tensor | None) -> Tensor:
+    num_rows, depth = a.shape
+    c = a.new_empty(num_rows, num_columns)
+    num_programs = torch.cuda.get_device_properties(a.device).multi_processor_count
+    is_backward = aux is not None
+    half = _BLOCK_N // 2
+    b_block = [_BLOCK_K, _BLOCK_N] if is_backward else [_BLOCK_N, _BLOCK_K]
+    c_desc = TensorDescriptor.from_tensor(c, [_BLOCK_M, half])
+    _product_kernel[(num_programs,)](
+        TensorDescriptor.from_tensor(a, [_BLOCK_M, _BLOCK_K]),
+        TensorDescriptor.from_tensor(b, b_block),
+        c_desc,
+        TensorDescriptor.from_tensor(aux, [_BLOCK_M, half]) if aux is not None else c_desc,
+        num_rows,
+        num_columns,
+        depth=depth,
+        block_m=_BLOCK_M,
+        block_n=_BLOCK_N,
+        block_k=_BLOCK_K,
+        group=8,
+        num_programs=num_programs,
+        is_backward=is_backward,
+        num_warps=8,
+        num_stages=3 if is_backward else 4,
+    )
+    return c
+
+
+@torch.library.custom_op("nexttransformer::relu_squared_up", mutates_args=())
+def _up(x_ND: Tensor, w1_FD: Tensor) -> Tensor:
+    return _product(x_ND, w1_FD, w1_FD.shape[0], None)
+
+
+@_up.register_fake
+def _(x_ND: Tensor, w1_FD: Tensor) -> Tensor:
+    return x_ND.new_empty(x_ND.shape[0], w1_FD.shape[0])
+
+
+@torch.library.custom_op("nexttransformer::relu_squared_down_backward", mutates_args=())
+def _down_backward(dy_ND: Tensor, w2_DF: Tensor, a_NF: Tensor) -> Tensor:
+    return _product(dy_ND, w2_DF, w2_DF.shape[1], a_NF)
+
+
+@_down_backward.register_fake
+def _(dy_ND: Tensor, w2_DF: Tensor, a_NF: Tensor) -> Tensor:
+    return torch.empty_like(a_NF)
+
+
+@torch.library.custom_op("nexttransformer::relu_squared_mlp", mutates_args=())
+def _mlp(x_ND: Tensor, w1_FD: Tensor, w2_DF: Tensor) -> tuple[Tensor, Tensor]:
+    a_NF = _up(x_ND, w1_FD)
+    return a_NF @ w2_DF.t(), a_NF
+
+
+@_mlp.register_fake
+def _(x_ND: Tensor, w1_FD: Tensor, w2_DF: Tensor):
+    return torch.empty_like(x_ND), x_ND.new_empty(x_ND.shape[0], w1_FD.shape[0])
+
+
+@torch.library.custom_op("nexttransformer::relu_squared_mlp_backward", mutates_args=())
+def _mlp_backward(
+    dy_ND: Tensor, x_ND: Tensor, w1_FD: Tensor, w2_DF: Tensor, a_NF: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    dh_NF = _down_backward(dy_ND, w2_DF, a_NF)
+    return dh_NF @ w1_FD, dh_NF.t() @ x_ND, dy_ND.t() @ a_NF
+
+
+@_mlp_backward.register_fake
+def _(dy_ND: Tensor, x_ND: Tensor, w1_FD: Tensor, w2_DF: Tensor, a_NF: Tensor):
+    return torch.empty_like(x_ND), torch.empty_like(w1_FD), torch.empty_like(w2_DF)
+
+
+def _setup(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs, output[1])
+
+
+def _autograd(ctx, dy_ND: Tensor, _: Tensor | None):
+    return _mlp_backward(dy_ND.contiguous(), *ctx.saved_tensors)
+
+
+_mlp.register_autograd(_autograd, setup_context=_setup)
+
+
+def relu_squared_mlp_fused(x_BTD: Tensor, w1_FD: Tensor, w2_DF: Tensor) -> Tensor:
+    """See `ops.relu_squared.relu_squared_mlp`; bfloat16, widths that are multiples of 64."""
+    y_ND, _ = _mlp(x_BTD.flatten(0, 1), w1_FD, w2_DF)
+    return y_ND.view_as(x_BTD)
