@@ -99,7 +99,7 @@ def test_path_problems(tmp_path: Path) -> None:
 
 
 def test_shell_exports_survive_hostile_paths(tmp_path: Path) -> None:
-    folder = tmp_path / "it's a \"$(touch x)\" folder"
+    folder = tmp_path / 'it\'s a "$(touch x)" folder'
     folder.mkdir()
     path = write(folder, data_root="data", cache_root="cache")
     output = subprocess.run(

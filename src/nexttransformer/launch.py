@@ -1,7 +1,7 @@
 """One machine's launcher behind `launch/train.sh`: torchrun with a process for each visible GPU.
 
 It adds to plain torchrun: checked variables, an exit code that is the trainer's own, one line that
-names the rank that failed, SIGUSR1 passed on to the trainer, and no process left behind.
+names the rank that failed, SIGUSR1 and a second Ctrl-C passed on to the trainer, and no process left behind.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -64,6 +65,7 @@ def launch(module: str, arguments: list[str], processes: int) -> int:
     # The rank that failed is named below; torchrun says the same in many lines.
     for name in ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    _pass_on_second_interrupt()
     options = ["--standalone", f"--nproc-per-node={processes}", f"--signals-to-handle={_FORWARDED}", "--module", module]
     try:
         torchrun.run(torchrun.parse_args([*options, *arguments]))
@@ -75,10 +77,7 @@ def launch(module: str, arguments: list[str], processes: int) -> int:
             print(f"launch: rank {rank} of {processes} on {socket.gethostname()} {how}.", file=sys.stderr, flush=True)
         return 128 - failure.exitcode if is_signal else failure.exitcode
     except SignalException as stopped:
-        remaining = _children()
-        for child in remaining:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)
+        remaining = _signal_children(signal.SIGKILL)
         if not remaining and _run_status(arguments) in ("stopped", "finished"):
             return EXIT_OK
         name = signal.Signals(stopped.sigval).name
@@ -87,16 +86,38 @@ def launch(module: str, arguments: list[str], processes: int) -> int:
     return EXIT_OK
 
 
-def _children() -> list[int]:
-    """Returns the process ids of this process's children; each leads its own process group."""
+def _pass_on_second_interrupt() -> None:
+    """Sends SIGINT to the trainer at the second Ctrl-C and each further one.
+
+    torchrun passes on the first and then waits; the trainer ends at once at its second. The wake-up
+    descriptor sees every signal, whatever handler torchrun has installed.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        num_interrupts = 0
+        while number := os.read(reader, 1):
+            num_interrupts += number[0] == signal.SIGINT
+            if number[0] == signal.SIGINT and num_interrupts > 1:
+                _signal_children(signal.SIGINT)
+
+    threading.Thread(target=watch, daemon=True, name="interrupts").start()
+
+
+def _signal_children(number: signal.Signals) -> list[int]:
+    """Sends a signal to the process group of every live child that leads one, and returns those children."""
     children = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
+            child = int(stat.parent.name)
             # The second field is a name in parentheses that may hold anything.
-            fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[1]) == os.getpid() and fields[0] != "Z":
-                children.append(int(stat.parent.name))
-    return [child for child in children if os.getpgid(child) == child]
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == os.getpid() and state != "Z" and os.getpgid(child) == child:
+                os.killpg(child, number)
+                children.append(child)
+    return children
 
 
 def _run_status(arguments: list[str]) -> str | None:

@@ -47,7 +47,9 @@ def local_problems(environ: Mapping[str, str]) -> list[str]:
                 "Unset it, or start python -m nexttransformer.train from that launcher."
             )
     if is_number["NNODES"] and int(environ["NNODES"]) > 1:
-        problems.append(f"NNODES={environ['NNODES']}: launch/train.sh starts one machine only. Use: {ACCELERATE_COMMAND}")
+        problems.append(
+            f"NNODES={environ['NNODES']}: launch/train.sh starts one machine only. Use: {ACCELERATE_COMMAND}"
+        )
     elif not environ.get("NNODES"):
         lonely = [name for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT") if environ.get(name)]
         if lonely:

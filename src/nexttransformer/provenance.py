@@ -136,7 +136,9 @@ def _read_stamp(path: Path) -> dict[str, Any]:
     expected = {"schema": str, "commit": str, "clean": bool, "source_digest": str}
     is_whole = isinstance(stamp, dict) and stamp.keys() == expected.keys()
     if not is_whole or any(not isinstance(stamp[key], kind) for key, kind in expected.items()):
-        raise ConfigError(f"{path}: damaged install stamp: expected the keys {', '.join(expected)}. Run launch/install.sh.")
+        raise ConfigError(
+            f"{path}: damaged install stamp: expected the keys {', '.join(expected)}. Run launch/install.sh."
+        )
     if stamp["schema"] != STAMP_SCHEMA:
         raise ConfigError(f"{path}: 'schema' is '{stamp['schema']}', expected '{STAMP_SCHEMA}'. Run launch/install.sh.")
     return stamp
