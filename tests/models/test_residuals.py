@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.models.randomize import randomize, random_ids
+from tests.models.randomize import random_ids, randomize
 
 from nexttransformer.config import ModelConfig, method_files, resolve_method
 from nexttransformer.models import build_model

@@ -12,7 +12,6 @@ FLOPs: N D (N+2) + (N^2 + 2N) D multiply-adds per sublayer and token, +0.44 % of
 """
 
 import torch
-from torch import Tensor
 
 from nexttransformer.config import ModelConfig
 from nexttransformer.models.layers import NORM_EPS, Linear
