@@ -98,7 +98,7 @@ def choose_checkpoint(
 def _named(root: Path, path: Path, run: RunRecord, listed: list[tuple[int, Path]], collectives: Collectives) -> Choice:
     try:
         marker = files.verify_checkpoint(path, collectives)
-        state = on_rank0(lambda: _judge(path, marker, run, None), collectives)
+        state = on_rank0(lambda: _judge(path, marker, run, files.update_of(path)), collectives)
     except files.UnusableCheckpoint as problem:
         raise CheckpointError(
             f"--resume {path}: {problem} Use --resume auto to take the newest complete one."
@@ -131,7 +131,7 @@ def _tidy(path: Path) -> None:
 
 
 def _judge(path: Path, marker: CompleteMarker, run: RunRecord, update: int | None) -> TrainerState:
-    """Compares a verified checkpoint with the run; `update` is what the folder's name says."""
+    """Compares a verified checkpoint with the run; `update` is what the folder's name says (None: nothing)."""
     state = read_state(path, marker)
     if update is not None and marker.update != update:
         raise files.damaged(path, files.MARKER_FILE, f"is of update {marker.update}")

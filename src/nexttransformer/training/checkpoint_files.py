@@ -66,6 +66,12 @@ def checkpoint_name(update: int) -> str:
     return f"checkpoint_{update:08d}"
 
 
+def update_of(path: Path) -> int | None:
+    """Returns the update in a folder's name, None for any name but `checkpoint_` + 8 digits."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
 def optimizer_file(writer: int, num_writers: int) -> str:
     """Returns the name of the file that the writer of that number (from 0) writes."""
     return f"optimizer_{writer:05d}_of_{num_writers:05d}.safetensors"
@@ -75,9 +81,9 @@ def list_checkpoints(root: Path) -> list[tuple[int, Path]]:
     """Lists folders named exactly `checkpoint_` + 8 digits as (update, path), newest first, by integer."""
     found = []
     for path in root.iterdir() if root.is_dir() else ():
-        match = _NAME.fullmatch(path.name)
-        if match and path.is_dir() and not path.is_symlink():
-            found.append((int(match[1]), path))
+        update = update_of(path)
+        if update is not None and path.is_dir() and not path.is_symlink():
+            found.append((update, path))
     return sorted(found, reverse=True)
 
 

@@ -11,7 +11,7 @@ from nexttransformer.training.run_folder import RunFolder
 from nexttransformer.training.run_schema import RunRecord
 
 # What may lie in a folder that counts as empty: the lock, launcher output, a stop request.
-_TRANSIENT = {"train.lock", "train.lock.stale", "logs", "stop_requested"}
+_TRANSIENT = ("train.lock", "logs", "stop_requested")
 _MAX_DIFFERENCES = 10
 
 
@@ -51,7 +51,7 @@ def plan_launch(folder: RunFolder, candidate: RunRecord, resume: str) -> LaunchP
     root = folder.root
     if root.exists() and not root.is_dir():
         raise CheckpointError(f"--output {root}: expected a folder, found a file. Use another --output.")
-    present = {path.name for path in root.iterdir()} - _TRANSIENT if root.exists() else set()
+    present = {path.name for path in root.iterdir() if not _is_transient(path.name)} if root.exists() else set()
     if resume == "never" and present:
         names = ", ".join(sorted(present)[:3])
         raise CheckpointError(
@@ -77,6 +77,10 @@ def plan_launch(folder: RunFolder, candidate: RunRecord, resume: str) -> LaunchP
     if end is not None:
         finished = f"{root}: finished at update {end.update}; nothing to do."
     return LaunchPlan(recorded, False, log.next_attempt, finished, warnings)
+
+
+def _is_transient(name: str) -> bool:
+    return name in _TRANSIENT or name.startswith("train.lock.stale.")
 
 
 def compare_launch(recorded: RunRecord, launch: RunRecord, where: str) -> tuple[list[str], list[str]]:

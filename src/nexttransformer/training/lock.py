@@ -4,6 +4,7 @@ The holder keeps its file open and rewrites the counter in place: once another l
 the file away, a revived holder writes only into what was its own.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -130,9 +131,8 @@ class RunLock:
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = _create(path, content)
             if descriptor is None:
-                _take_over(path, content.host, watch_seconds)
+                _take_over(path, content, watch_seconds)
                 descriptor = _create(path, content)
-                path.with_name(f"{path.name}.stale").unlink(missing_ok=True)
         except OSError as problem:
             raise CheckpointError(f"{path}: cannot be written: {problem.strerror}. Use another --output.") from None
         if descriptor is None:
@@ -184,8 +184,9 @@ def _create(path: Path, content: LockContent) -> int | None:
     return descriptor
 
 
-def _take_over(path: Path, own_host: str, watch_seconds: float) -> None:
-    """Moves a dead lock away; returns if the name is free, raises LockHeld if the holder lives."""
+def _take_over(path: Path, own: LockContent, watch_seconds: float) -> None:
+    """Removes a dead lock; returns if the name is free, raises LockHeld if the holder lives."""
+    own_host = own.host
     first = read_lock(path)
     if first is None or not _is_gone(first, own_host):
         limit = time.monotonic() + watch_seconds
@@ -200,15 +201,20 @@ def _take_over(path: Path, own_host: str, watch_seconds: float) -> None:
                 raise _held(path, now, "is held by a running launch")
             if first is not None and _is_gone(first, own_host):
                 break
-    stale = path.with_name(f"{path.name}.stale")
+    # A rename has one winner. The name is our own, so that contenders cannot touch what another one moved.
+    stale = path.with_name(f"{path.name}.stale.{own.token[:8]}")
     try:
         os.rename(path, stale)
     except FileNotFoundError:
         return
     moved = read_lock(stale)
-    if moved is not None and moved != first:
-        # Another launch was faster and this is its fresh lock: give it back (a hard link never overwrites).
-        os.link(stale, path)
+    is_fresh = moved is not None and moved != first
+    if is_fresh:
+        # Another launch was faster and this is its lock: give it back (a hard link never overwrites).
+        with contextlib.suppress(FileExistsError):
+            os.link(stale, path)
+    stale.unlink(missing_ok=True)
+    if is_fresh:
         raise _held(path, moved, "was just taken by another launch")
 
 
