@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# The whole path in minutes on a CPU: install, prepare the bundled text, train a registered method under the tiny
+# demo-v1 protocol, evaluate, audit, export, report. Repeating it is safe and continues where it was interrupted.
+#
+#   bash launch/demo.sh
+#
+#   NEXTTRANSFORMER_DEMO_DIR  where everything it makes goes (default: ./demo)
+set -euo pipefail
+
+root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
+demo=${NEXTTRANSFORMER_DEMO_DIR:-demo}
+method=dense_full
+config=$root/configs/baseline/$method.json
+run=$demo/runs/$method
+audit=$demo/evidence/audits/$method.json
+record=$demo/evidence/runs/$method.json
+
+number=0
+# The steps of this version: a command that is not part of it is left out.
+steps=(prepare_data train evaluate)
+for name in audit_run export_run report; do
+  [ ! -f "$root/src/nexttransformer/$name.py" ] || steps+=("$name")
+done
+step() {
+  number=$((number + 1))
+  printf '\n[%d/%d] %s\n' "$number" "${#steps[@]}" "$1"
+}
+has() { [ -f "$root/src/nexttransformer/$1.py" ]; }
+trap 'printf "\nThe demo stopped at this step. Repeat the command to go on, or remove %s to start anew.\n" "$demo" >&2' ERR
+
+bash "$root/launch/install.sh"
+started=$SECONDS
+mkdir -p "$demo/evidence/audits" "$demo/evidence/runs"
+printf '{"data_root": "data", "cache_root": "cache", "scratch_root": "scratch"}\n' >"$demo/site.json"
+load_environment() {
+  # shellcheck source=launch/env.sh
+  source "$root/launch/env.sh" --site-config "$demo/site.json"
+}
+load_environment
+# Each process of its own would take all cores.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(python3 -c 'import os; print(min(8, len(os.sched_getaffinity(0))))')}
+
+step "Text to tokenizer and packed rows"
+python3 -m nexttransformer.prepare_data --protocol demo-v1 --site-config "$demo/site.json"
+
+step "Training $method: 140 updates"
+"$root/launch/train.sh" --config "$config" --protocol demo-v1 --site-config "$demo/site.json" \
+  --output "$run" --micro-batch 16
+
+step "Evaluating the last checkpoint alone: BPB and CORE"
+checkpoint=$(ls -d "$run"/checkpoint_* | grep -E 'checkpoint_[0-9]{8}$' | sort | tail -n 1)
+python3 -m nexttransformer.evaluate --checkpoint "$checkpoint" --site-config "$demo/site.json" \
+  --output "$run/evaluation.json" --micro-batch 16 --eval bpb,core
+
+if has audit_run; then
+  step "Auditing the run"
+  python3 -m nexttransformer.audit_run "$run" --method "$method" --protocol demo-v1 --output "$audit"
+fi
+if has export_run; then
+  step "Exporting record, weights and model card"
+  python3 -m nexttransformer.export_run "$run" --method "$method" --name "Dense Baseline (demo)" --audit "$audit" \
+    --submission "$record" --export-dir "$demo/export/$method"
+fi
+if has report; then
+  step "Report page"
+  python3 -m nexttransformer.report "$run" --output "$demo/report.html"
+fi
+
+trap - ERR
+printf '\nDone in %d s after installation. Made in %s:\n' "$((SECONDS - started))" "$demo"
+for made in "data/demo-v1" "runs/$method" "evidence/audits/$method.json" "evidence/runs/$method.json" \
+  "export/$method" "report.html"; do
+  [ ! -e "$demo/$made" ] || printf '  %s\n' "$made"
+done
+cat <<TEXT
+
+Next, train another method on the same data and compare the two:
+  source launch/env.sh --site-config $demo/site.json
+  launch/train.sh --config configs/residual/mhc.json --protocol demo-v1 --output $demo/runs/mhc --micro-batch 16
+  python -m nexttransformer.report $run $demo/runs/mhc --output $demo/compare.html
+TEXT
