@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from nexttransformer.errors import CheckpointError
-from nexttransformer.training.lock import LockContent, LockHeld, LockLost, RunLock, host_hash, read_lock
+from nexttransformer.training.lock import LockHeld, LockLost, RunLock
+from nexttransformer.training.lock_file import LockContent, host_hash, read_lock
 
 FAST = {"attempt": 1, "beat_seconds": 0.05, "watch_seconds": 0.8}
 

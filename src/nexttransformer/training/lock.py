@@ -5,24 +5,18 @@ the file away, a revived holder writes only into what was its own.
 """
 
 import contextlib
-import hashlib
-import json
 import os
 import secrets
-import socket
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from nexttransformer import jsonio
-from nexttransformer.errors import CheckpointError, NextTransformerError, RunFailure
+from nexttransformer.errors import CheckpointError, RunFailure
+from nexttransformer.training.lock_file import LockContent, host_hash, process_start, read_lock
 
 BEAT_SECONDS = 15.0
 WATCH_SECONDS = 60.0
-
-# The content is padded to this, so that a rewrite never changes the length.
-_CONTENT_BYTES = 512
 
 
 class LockHeld(CheckpointError):
@@ -31,61 +25,6 @@ class LockHeld(CheckpointError):
 
 class LockLost(RunFailure):
     """The lock is no longer ours: nothing more may be written (exit 1)."""
-
-
-@dataclass(frozen=True)
-class LockContent:
-    """What the file says. `process_start` tells a process from a later one with the same id (0: unknown)."""
-
-    token: str
-    host: str
-    process_id: int
-    process_start: int
-    attempt: int
-    counter: int
-    beat_seconds: float
-
-    def to_bytes(self) -> bytes:
-        """Returns the padded file content."""
-        return json.dumps(self.__dict__).encode().ljust(_CONTENT_BYTES - 1) + b"\n"
-
-
-def host_hash() -> str:
-    """Returns 16 hex digits for this machine, boot and process namespace: equal where process ids can be compared."""
-    parts = [socket.gethostname()]
-    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
-        try:
-            parts.append(os.readlink(path) if path.endswith("pid") else Path(path).read_text())
-        except OSError:
-            # Not Linux: the host name alone.
-            parts.append("")
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def process_start(process_id: int) -> int | None:
-    """Returns the start time (clock ticks) of a process, 0 where the system does not tell, None if it is gone."""
-    try:
-        text = Path(f"/proc/{process_id}/stat").read_text()
-    except OSError:
-        try:
-            os.kill(process_id, 0)
-        except ProcessLookupError:
-            return None
-        except PermissionError:
-            return 0
-        return 0
-    fields = text.rpartition(")")[2].split()
-    # A zombie holds nothing any more. Fields are counted from the state, the third.
-    return None if fields[0] == "Z" else int(fields[19])
-
-
-def read_lock(path: Path) -> LockContent | None:
-    """Reads a lock; None where there is none or it is not (yet) readable."""
-    try:
-        value = jsonio.parse_json(path.read_bytes(), str(path))
-        return LockContent(**value)
-    except (OSError, TypeError, NextTransformerError):
-        return None
 
 
 class RunLock:
@@ -133,6 +72,9 @@ class RunLock:
             if descriptor is None:
                 _take_over(path, content, watch_seconds)
                 descriptor = _create(path, content)
+                if descriptor is not None and not _is_settled(path, content, watch_seconds):
+                    os.close(descriptor)
+                    descriptor = None
         except OSError as problem:
             raise CheckpointError(f"{path}: cannot be written: {problem.strerror}. Use another --output.") from None
         if descriptor is None:
@@ -201,6 +143,11 @@ def _take_over(path: Path, own: LockContent, watch_seconds: float) -> None:
                 raise _held(path, now, "is held by a running launch")
             if first is not None and _is_gone(first, own_host):
                 break
+    now = read_lock(path)
+    if not path.exists():
+        return
+    if now != first:
+        raise _held(path, now, "was just taken by another launch")
     # A rename has one winner. The name is our own, so that contenders cannot touch what another one moved.
     stale = path.with_name(f"{path.name}.stale.{own.token[:8]}")
     try:
@@ -216,6 +163,17 @@ def _take_over(path: Path, own: LockContent, watch_seconds: float) -> None:
     stale.unlink(missing_ok=True)
     if is_fresh:
         raise _held(path, moved, "was just taken by another launch")
+
+
+def _is_settled(path: Path, own: LockContent, watch_seconds: float) -> bool:
+    """Says, after a moment, whether a lock made in a takeover is still there.
+
+    A contender that judged the dead lock at the same time may have moved ours away; it gives it back,
+    unless a third launch was faster. Then the lock is that launch's.
+    """
+    time.sleep(watch_seconds / 30)
+    found = read_lock(path)
+    return found is not None and found.token == own.token
 
 
 def _is_gone(content: LockContent, own_host: str) -> bool:
