@@ -144,6 +144,10 @@ def main(argv: list[str] | None = None) -> int:
     problems = local_problems(os.environ)
     if problems:
         raise ConfigError(join_problems(problems))
+    # Imported here, as it imports torch. Checked once here, so that mistakes are not told by every process.
+    from nexttransformer.training.options import parse_options
+
+    parse_options(arguments)
     num_gpus = visible_gpus(os.environ)
     processes = num_processes(os.environ, num_gpus)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // processes)))

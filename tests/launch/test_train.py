@@ -129,3 +129,13 @@ def test_script_refuses_a_bad_site_file_by_itself(tmp_path: Path) -> None:
         result = run(LAUNCH / "train.sh", "--config", "x.json", *arguments, cwd=tmp_path)
         assert result.returncode == 2
         assert len(result.stderr.splitlines()) == 1 and "site file" in result.stderr
+
+
+def test_script_names_every_mistake_once_before_it_starts_processes(tmp_path: Path) -> None:
+    (tmp_path / "site.json").write_text('{"data_rot": "data"}')
+    mistakes = ["--config", "none.json", "--site-config", "site.json", "--micro-batch", "0", "--smoke-step", "2"]
+    result = run(sys.executable, "-m", "nexttransformer.launch", *mistakes, cwd=tmp_path, NPROC_PER_NODE="2")
+    assert result.returncode == 2
+    lines = result.stderr.splitlines()
+    expected = ["--smoke-step.", "--output is missing", "--micro-batch 0", "'data_root'", "'data_rot'", "none.json"]
+    assert [sum(text in line for line in lines) for text in expected] == [1, 1, 1, 2, 1, 1], result.stderr
