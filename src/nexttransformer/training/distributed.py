@@ -3,22 +3,21 @@
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nexttransformer.errors import EXIT_USAGE, ConfigError, NextTransformerError, RunFailure, join_problems
+from nexttransformer.errors import EXIT_USAGE, ConfigError
 from nexttransformer.training.collectives import Collectives, GroupCollectives, SingleProcess
 from nexttransformer.training.process_place import ProcessPlace
 
-T = TypeVar("T")
 _NETWORK_VARIABLES = ("NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE")
 
 
@@ -79,45 +78,6 @@ class World:
             dist.all_reduce(vector, group=self.group)
         return vector
 
-    def together(self, function: Callable[[], T]) -> T:
-        """Runs a function on every rank; if it fails anywhere, every rank raises all problems.
-
-        User errors of several ranks with the same text are reported once. A rank's unexpected
-        exception is raised there and named on the others.
-        """
-        result: list[T] = []
-        error: BaseException | None = None
-        try:
-            result.append(function())
-        except Exception as caught:  # noqa: BLE001 - re-raised below, on every rank
-            error = caught
-        report = None
-        if error is not None:
-            is_user = isinstance(error, NextTransformerError)
-            text = str(error) if is_user else f"rank {self.rank} on {self.host}: {type(error).__name__}: {error}"
-            report = (_plain_class(error), text)
-        reports = self.control.gather_objects(report)
-        found = [item for item in reports or [] if item is not None]
-        failure = self.control.broadcast_object(
-            (found[0][0], join_problems(list(dict.fromkeys(item[1] for item in found)))) if found else None
-        )
-        if error is not None and not isinstance(error, NextTransformerError):
-            raise error
-        if failure is not None:
-            raise failure[0](failure[1])
-        return result[0]
-
-    def on_main(self, function: Callable[[], T]) -> T:
-        """Runs a function on rank 0 and returns its result everywhere; its error is raised everywhere."""
-        result = self.together(lambda: function() if self.is_main else None)
-        return self.control.broadcast_object(result)
-
-
-def _plain_class(error: BaseException) -> type[NextTransformerError]:
-    """Returns the class of `errors` that every rank can raise with a text alone; our bugs count as failures."""
-    kinds = (kind for kind in type(error).__mro__ if kind.__module__ == NextTransformerError.__module__)
-    return next(kinds, RunFailure)
-
 
 def choose_device(place: ProcessPlace) -> torch.device:
     """Returns the device of this process: its GPU, or the CPU where none is visible.
@@ -130,8 +90,8 @@ def choose_device(place: ProcessPlace) -> torch.device:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if torch.version.cuda is None and torch.version.hip is None and Path("/dev/nvidiactl").exists() and not hidden:
         raise ConfigError(
-            f"This machine has NVIDIA GPUs, but torch {torch.__version__} has no CUDA. Run: bash launch/install.sh --gpu "
-            "(or, to train on the CPU on purpose, export CUDA_VISIBLE_DEVICES=)."
+            f"This machine has NVIDIA GPUs, but torch {torch.__version__} has no CUDA. Run: bash launch/install.sh "
+            "--gpu (or, to train on the CPU on purpose, export CUDA_VISIBLE_DEVICES=)."
         )
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -241,6 +201,14 @@ def _count_nodes(world: World, place: ProcessPlace) -> World:
     nodes = list(dict.fromkeys(node if node[0] is None else (node[0], "") for node in all_nodes))
     key = mine if mine[0] is None else (mine[0], "")
     return replace(world, node_rank=nodes.index(key), num_nodes=len(nodes))
+
+
+def broadcast_parameters(world: World, module: torch.nn.Module) -> None:
+    """Gives every rank rank 0's parameters, in place."""
+    if world.group is not None:
+        with torch.no_grad():
+            for parameter in module.parameters():
+                dist.broadcast(parameter, group_src=0, group=world.group)
 
 
 def set_update_timeout(world: World, seconds: float) -> None:

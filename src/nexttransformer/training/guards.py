@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from nexttransformer.errors import RunFailure
+from nexttransformer.training.compiling import num_graphs
 
 SPIKE_WINDOW = 128
 SPIKE_DEVIATIONS = 6.0
@@ -69,18 +70,14 @@ class RecompileCounter:
     def __init__(self) -> None:
         self._baseline: int | None = None
 
-    @staticmethod
-    def _num_graphs() -> int:
-        return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-
     def settle(self) -> None:
         """What is compiled by now is expected (also after an evaluation, which has other shapes)."""
-        self._baseline = self._num_graphs()
+        self._baseline = num_graphs()
 
     def poll(self) -> int:
         """Returns how many graphs were compiled since the last poll or `settle`; 0 before `settle`."""
         if self._baseline is None:
             return 0
-        num_new = self._num_graphs() - self._baseline
+        num_new = num_graphs() - self._baseline
         self._baseline += num_new
         return num_new

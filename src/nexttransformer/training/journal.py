@@ -27,6 +27,8 @@ class Journal:
         self._num_without_progress = 0
         # Set once a line could not be written: metrics are evidence, so the run must stop.
         self.write_problem: str | None = None
+        # The update of the last metrics line of this attempt.
+        self.last_update = 0
         if is_main:
             previous = folder.read_state()
             self._num_without_progress = 1 + (previous.num_attempts_without_progress if previous else 0)
@@ -43,6 +45,7 @@ class Journal:
 
     def metrics(self, line: MetricsLine) -> None:
         """Appends the line of an update and hands it to the trackers."""
+        self.last_update = line.update
         if not self._is_main:
             return
         try:

@@ -76,7 +76,8 @@ def _job_problems(environ: Mapping[str, str], values: Mapping[str, int]) -> list
         if values["WORLD_SIZE"] != expected:
             problems.append(
                 f"WORLD_SIZE={values['WORLD_SIZE']}: the launcher started another number of processes than NNODES x "
-                f"GPUS_PER_NODE = {job['NNODES']} x {job['GPUS_PER_NODE']} = {expected}. Pass --num_processes {expected}."
+                f"GPUS_PER_NODE = {job['NNODES']} x {job['GPUS_PER_NODE']} = {expected}. "
+                f"Pass --num_processes {expected}."
             )
     for name, launcher in (("NODE_RANK", "GROUP_RANK"), ("NNODES", "GROUP_WORLD_SIZE")):
         if name in job and launcher in values and job[name] != values[launcher]:
@@ -89,7 +90,7 @@ def _job_problems(environ: Mapping[str, str], values: Mapping[str, int]) -> list
         if values["WORLD_SIZE"] != expected:
             problems.append(
                 f"WORLD_SIZE={values['WORLD_SIZE']}, expected {values['GROUP_WORLD_SIZE']} nodes x "
-                f"{values['LOCAL_WORLD_SIZE']} processes = {expected}. Start the same number of processes on every node."
+                f"{values['LOCAL_WORLD_SIZE']} processes = {expected}. Start equally many on every node."
             )
     return problems
 

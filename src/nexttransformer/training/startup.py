@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nexttransformer.errors import CheckpointError, ConfigError, join_problems
+from nexttransformer.training.collectives import on_all_ranks, on_rank0
 from nexttransformer.training.distributed import World
 from nexttransformer.training.process_place import ProcessPlace
 
@@ -96,7 +97,7 @@ def check_shared_folder(world: World, root: Path) -> None:
             ) from None
         return nonce
 
-    expected = world.on_main(write)
+    expected = on_rank0(write, world.control)
 
     def read() -> None:
         deadline = time.monotonic() + world.limits.folder
@@ -109,7 +110,7 @@ def check_shared_folder(world: World, root: Path) -> None:
             time.sleep(0.05)
 
     try:
-        world.together(read)
+        on_all_ranks(read, world.control)
     finally:
         if world.is_main:
             path.unlink(missing_ok=True)

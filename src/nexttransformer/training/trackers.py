@@ -123,8 +123,8 @@ class _TrackerThread:
     def _fail(self, reason: str) -> None:
         if not self.is_failed:
             self.is_failed = True
-            line = f"tracker {self._name} switched off ({reason.splitlines()[0][:200]}). Training goes on; see metrics.jsonl."
-            print(line, file=sys.stderr, flush=True)
+            line = reason.splitlines()[0][:200] if reason else "no reason given"
+            print(f"tracker {self._name} switched off ({line}). Training goes on.", file=sys.stderr, flush=True)
 
 
 class Trackers:

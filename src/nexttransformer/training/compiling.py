@@ -1,0 +1,94 @@
+"""The training forward pass as one module, and how it is compiled (CUDA only)."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from nexttransformer.models import Decoder
+from nexttransformer.training.distributed import World
+
+Scope = Literal["model", "parts", "off"]
+
+
+class TrainingForward(nn.Module):
+    """Token ids -> the loss to differentiate and the nats to report.
+
+    Compiling this module in place leaves the decoder itself as it is: evaluations run the same code as
+    the `evaluate` command, and parameter names stay clean.
+    """
+
+    def __init__(self, decoder: Decoder, loss_scale: float) -> None:
+        """Takes the decoder and W / tokens per update.
+
+        DDP averages gradients over W ranks, so the gradient becomes the sum over all tokens of the
+        update divided by their number, whatever the shares of the ranks.
+        """
+        super().__init__()
+        self.decoder = decoder
+        self.loss_scale = loss_scale
+
+    def forward(self, ids_BT1: Tensor, weights_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the scaled loss (float32 scalar) and the sum of nats over rows of weight 1 (float64 scalar)."""
+        nats_BT = self.decoder(ids_BT1[:, :-1], ids_BT1[:, 1:])
+        loss = (nats_BT.sum(dim=1) * weights_B).sum() * self.loss_scale
+        nats = (nats_BT.detach().double().sum(dim=1) * weights_B).sum()
+        return loss, nats
+
+
+@dataclass(frozen=True)
+class CompileSettings:
+    """What is compiled.
+
+    Attributes:
+        scope: "model": one graph from ids to loss; "parts": every mixer and MLP by itself, so that
+            gradients are handed to DDP while the backward pass goes on (evaluations then run the
+            compiled parts too); "off": eager.
+        splits_for_ddp: with scope "model" on several GPUs, dynamo cuts the graph at DDP's buckets, so
+            that gradients are reduced while the backward pass goes on.
+    """
+
+    scope: Scope = "model"
+    splits_for_ddp: bool = True
+
+
+def choose_settings(world: World, *, is_wanted: bool) -> CompileSettings:
+    """Returns the settings of a run: compiled on CUDA unless switched off, eager on a CPU."""
+    return CompileSettings("model" if is_wanted and world.device.type == "cuda" else "off")
+
+
+def compile_in_place(forward: TrainingForward, settings: CompileSettings) -> None:
+    """Arranges compilation at the first forward pass; call it before wrapping in DDP. Shapes are fixed."""
+    if settings.scope == "off":
+        return
+    torch._dynamo.config.optimize_ddp = settings.splits_for_ddp
+    if settings.scope == "model":
+        forward.compile(dynamic=False)
+    else:
+        for block in forward.decoder.blocks:
+            block.attn.compile(dynamic=False)
+            block.mlp.compile(dynamic=False)
+
+
+def num_graphs() -> int:
+    """Returns how many graphs torch has compiled in this process."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def graph_breaks() -> list[str]:
+    """Returns the reasons why compiled code was cut, each once."""
+    return sorted(str(reason).splitlines()[0] for reason in torch._dynamo.utils.counters["graph_break"])
+
+
+def set_cache_folders(cache_root: Path, world: World) -> None:
+    """Gives every local rank its own compile caches, on the node's disk.
+
+    Source: concurrent processes that share one cache have corrupted it (triton#2688, pytorch#134384).
+    """
+    job = os.environ.get("SLURM_JOB_ID", "local")
+    for name, folder in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton")):
+        root = Path(os.environ.get(name) or cache_root / folder)
+        os.environ[name] = str(root / job / f"rank_{world.local_rank}")
