@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is slow, not wrong.
+settings.register_profile("nexttransformer", deadline=None)
+settings.load_profile("nexttransformer")
 
 # Before anything imports torch. Two test processes on two cores want one thread each.
 os.environ["OMP_NUM_THREADS"] = "1"
