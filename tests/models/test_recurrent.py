@@ -246,5 +246,5 @@ def test_negative_eigenvalues_double_the_write():
     layers = [{**layer, "negative_eigenvalues": True} for layer in config.layers]
     plain = build_model(config, seed=0).blocks[0].attn
     doubled = build_model(config.model_copy(update={"layers": layers}), seed=0).blocks[0].attn
-    x = torch.randn(1, 3, 64, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(1, 3, 2, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(doubled._write_strength(x), 2 * plain._write_strength(x))

@@ -4,12 +4,12 @@ from functools import partial
 
 import pytest
 import torch
-from tests.ops.recurrent_inputs import delta_inputs, outputs_and_gradients
 
 from nexttransformer.ops.gated_delta_rule import gated_delta_rule
 from nexttransformer.ops.gated_delta_rule.naive import gated_delta_rule_chunk, gated_delta_rule_loop
 from nexttransformer.ops.kimi_delta_attention import kimi_delta_attention
 from nexttransformer.ops.kimi_delta_attention.naive import kimi_delta_attention_chunk, kimi_delta_attention_loop
+from tests.ops.recurrent_inputs import delta_inputs, outputs_and_gradients
 
 OPS = {
     "gdn": (gated_delta_rule_loop, gated_delta_rule_chunk, gated_delta_rule),

@@ -59,9 +59,7 @@ def test_rotary_heads(num_tokens, has_row):
 
     fast, fast_grads = run(
         torch.bfloat16,
-        lambda a, r, f: rotary_heads(
-            a, *rope, num_heads=heads, qk_gain=1.2, value_row_BTD=r, value_factor_BTH=f
-        ),
+        lambda a, r, f: rotary_heads(a, *rope, num_heads=heads, qk_gain=1.2, value_row_BTD=r, value_factor_BTH=f),
     )
     exact, exact_grads = run(torch.float32, lambda a, r, f: rotary_heads_naive(a, *rope, r, f, heads, 1.2))
     for one, other in zip((*fast, *fast_grads), (*exact, *exact_grads), strict=True):

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from nexttransformer.config import ModelConfig
 from nexttransformer.models.budget_formulas import delta_rule_macs
-from nexttransformer.models.layers import CausalConv, Linear, projection_bound, rms_norm
+from nexttransformer.models.layers import CausalConv, Linear, joint_linear, projection_bound, rms_norm
 from nexttransformer.models.mixers.attention import add_value_row, make_value_gate
 from nexttransformer.models.parts import Mixer, MixerInput, Rope, constant, uniform, zeros
+from nexttransformer.ops import backends
 from nexttransformer.ops.decay import draw_rate_log
 
 UNIT_EPS = 1e-6
@@ -42,7 +43,7 @@ def unit_length(x_BTHK: Tensor) -> Tensor:
 
 
 class DeltaMixer(Mixer):
-    """Base of the delta-rule mixers; a subclass adds decay and output gate in `_decay` and `_gate`, and the op.
+    """Base of the delta-rule mixers; a subclass adds the output gate, the decay and the recurrence.
 
     Class attributes: `rate_range` is the initial range of A per head.
     """
@@ -63,17 +64,36 @@ class DeltaMixer(Mixer):
         if has_value_row:
             self.ve_gate = make_value_gate(config.num_heads)
 
-    def _decay(self, key_in_BTD: Tensor) -> Tensor:
-        """Returns the log decay, float32: [B, T, H] or [B, T, H, K]."""
-        raise TypeError(f"{type(self).__name__} must define _decay")
+    def _gate_layers(self) -> tuple[Linear, Linear]:
+        """Returns the first layers of the output gate (of the query input) and of the decay (of the key input)."""
+        raise TypeError(f"{type(self).__name__} must define _gate_layers")
 
-    def _gate(self, query_in_BTD: Tensor) -> Tensor:
-        """Returns the factor of the normalized output, float32 [B, T, H, V]."""
+    def _gate(self, z: Tensor) -> Tensor:
+        """Returns the factor of the normalized output, float32 [B, T, H, V], from its first layer's output."""
         raise TypeError(f"{type(self).__name__} must define _gate")
 
-    def _write_strength(self, key_in_BTD: Tensor) -> Tensor:
+    def _decay(self, z: Tensor) -> Tensor:
+        """Returns the log decay, float32 [B, T, H] or [B, T, H, K], from its first layer's output."""
+        raise TypeError(f"{type(self).__name__} must define _decay")
+
+    def _write_strength(self, z_BTH: Tensor) -> Tensor:
         """Returns beta, float32 [B, T, H]."""
-        return torch.sigmoid(self.c_beta(key_in_BTD).float())
+        return torch.sigmoid(z_BTH.float())
+
+    def _project(self, x: MixerInput) -> list[Tensor]:
+        """Returns the raw q, k, v, output gate, decay and beta; two products in all where the roles share one input."""
+        gate, decay = self._gate_layers()
+        layers = [self.c_q, self.c_k, self.c_v, gate, decay, self.c_beta]
+        if not (x.query is x.key and x.key is x.value):
+            inputs = (x.query, x.key, x.value, x.query, x.key, x.key)
+            return [layer(y) for layer, y in zip(layers, inputs, strict=True)]
+        # The few rows per head stay apart: beside the wide ones they would break the alignment of every row.
+        num_wide = 5 if decay.weight.shape[0] != self.num_heads else 4
+        outputs: list[Tensor] = []
+        for group in (layers[:num_wide], layers[num_wide:]):
+            sizes = [layer.weight.shape[0] for layer in group]
+            outputs += joint_linear(x.query, *group).split(sizes, dim=-1)
+        return outputs
 
     def _mix(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial: Tensor | None, want_state: bool
@@ -90,27 +110,32 @@ class DeltaMixer(Mixer):
         state: DeltaState | None = None,
         want_state: bool = False,
     ) -> tuple[Tensor, DeltaState | None]:
+        *raw, gate, decay, strength = self._project(x)
         caches = state[1:] if state is not None else (None, None, None)
-        raw = (self.c_q(x.query), self.c_k(x.key), self.c_v(x.value))
         convs = (self.q_conv, self.k_conv, self.v_conv)
-        heads = (*x.query.shape[:2], self.num_heads, self.head_dim)
+        heads = (self.num_heads, self.head_dim)
         q, k, v = (
-            functional.silu(conv(y_BTD, cache)).view(heads)
-            for conv, y_BTD, cache in zip(convs, raw, caches, strict=True)
+            functional.silu(conv(y, cache)).unflatten(-1, heads)
+            for conv, y, cache in zip(convs, raw, caches, strict=True)
         )
         if value_row_BTD is not None:
             v = add_value_row(v, value_row_BTD, self.ve_gate, x.value)
         initial = state.recurrent_BHKV if state is not None else None
         o_BTHV, recurrent_BHKV = self._mix(
-            unit_length(q), unit_length(k), v, self._decay(x.key), self._write_strength(x.key), initial, want_state
+            unit_length(q), unit_length(k), v, self._decay(decay), self._write_strength(strength), initial, want_state
         )
         normalized_BTHV = rms_norm(o_BTHV.float(), OUTPUT_NORM_EPS) * self.norm_gain
-        y_BTHV = (normalized_BTHV * self._gate(x.query)).to(o_BTHV.dtype)
+        y_BTHV = (normalized_BTHV * self._gate(gate)).to(o_BTHV.dtype)
         y_BTD = self.c_proj(y_BTHV.flatten(2))
         if recurrent_BHKV is None:
             return y_BTD, None
         kept = [conv.next_cache(y, cache) for conv, y, cache in zip(convs, raw, caches, strict=True)]
         return y_BTD, DeltaState(recurrent_BHKV, *kept)
+
+    def prepare(self, num_tokens: int, device: torch.device) -> None:
+        if device.type == "cuda":
+            for op in self.fused_ops:
+                backends.ensure_path(op)
 
     def mix_macs(self, num_tokens: int) -> float:
         return delta_rule_macs(self.num_heads, self.head_dim, self.head_dim)

@@ -44,14 +44,17 @@ class GatedDeltaNet(DeltaMixer):
         self.c_decay = Linear(width, self.num_heads, tag="small", init=uniform(-bound, bound))
         self.declare("dt_bias", (self.num_heads,), tag="small", init=draw_step_bias)
 
-    def _decay(self, key_in_BTD: Tensor) -> Tensor:
-        return log_decay(self.c_decay(key_in_BTD), self.A_log, self.dt_bias)
+    def _gate_layers(self) -> tuple[Linear, Linear]:
+        return self.c_gate, self.c_decay
 
-    def _gate(self, query_in_BTD: Tensor) -> Tensor:
-        return silu(self.c_gate(query_in_BTD).float()).unflatten(-1, (self.num_heads, self.head_dim))
+    def _gate(self, z: Tensor) -> Tensor:
+        return silu(z.float()).unflatten(-1, (self.num_heads, self.head_dim))
 
-    def _write_strength(self, key_in_BTD: Tensor) -> Tensor:
-        strength_BTH = super()._write_strength(key_in_BTD)
+    def _decay(self, z: Tensor) -> Tensor:
+        return log_decay(z, self.A_log, self.dt_bias)
+
+    def _write_strength(self, z_BTH: Tensor) -> Tensor:
+        strength_BTH = super()._write_strength(z_BTH)
         return 2 * strength_BTH if self.options.negative_eigenvalues else strength_BTH
 
     def _mix(

@@ -38,14 +38,16 @@ class KimiDeltaAttention(DeltaMixer):
         self.declare("dt_bias", (width,), tag="small", init=draw_step_bias)
         self.declare("gate_bias", (width,), tag="small", init=zeros())
 
-    def _decay(self, key_in_BTD: Tensor) -> Tensor:
-        heads = (self.num_heads, self.head_dim)
-        z_BTHK = self.decay_up(self.decay_down(key_in_BTD)).unflatten(-1, heads)
-        return log_decay(z_BTHK, self.A_log[:, None], self.dt_bias.view(heads))
+    def _gate_layers(self) -> tuple[Linear, Linear]:
+        return self.gate_down, self.decay_down
 
-    def _gate(self, query_in_BTD: Tensor) -> Tensor:
-        z_BTD = self.gate_up(self.gate_down(query_in_BTD)).float() + self.gate_bias
+    def _gate(self, z: Tensor) -> Tensor:
+        z_BTD = self.gate_up(z).float() + self.gate_bias
         return sigmoid(z_BTD).unflatten(-1, (self.num_heads, self.head_dim))
+
+    def _decay(self, z: Tensor) -> Tensor:
+        heads = (self.num_heads, self.head_dim)
+        return log_decay(self.decay_up(z).unflatten(-1, heads), self.A_log[:, None], self.dt_bias.view(heads))
 
     def _mix(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial: Tensor | None, want_state: bool
