@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+
+from nexttransformer.optim.muon import muon_update, second_moment_shape
 from tests.optim import toy
 from tests.optim.test_optimizer import assert_equal, merged_state, run_alone, run_ranks
 
@@ -25,17 +27,30 @@ def test_cuda_equals_cpu_with_fp32_products():
     assert_equal(on_cpu(optimizer.state_tensors()), reference.state_tensors(), atol=5e-5)
 
 
-def test_bf16_is_the_default_and_stays_near_fp32():
-    expected, _ = run_alone(1)
-    start = toy.make_parameters()
-    parameters = toy.make_parameters("cuda")
-    optimizer = toy.make_optimizer(parameters)
-    toy.run_updates(optimizer, parameters, 0, 1)
-    for name, parameter in on_cpu(parameters).items():
-        exact = expected[name].detach() - start[name].detach()
-        error = (parameter - expected[name].detach()).norm() / exact.norm()
-        # base_model.md, section 5.3: 2 to 5 % in the direction of large matrices.
-        assert error < (0.08 if "h." in name or name in ("experts", "gate") else 1e-5), name
+@pytest.mark.parametrize("shape", [(256, 1024), (1024, 256), (512, 512)])
+def test_bf16_products_stay_near_fp32(shape):
+    generator = torch.Generator().manual_seed(0)
+    weights, gradients = torch.randn(3, *shape, generator=generator), torch.randn(3, *shape, generator=generator)
+    directions = []
+    for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
+        w = weights.to(device, copy=True)
+        muon_update(
+            w,
+            gradients.to(device),
+            torch.zeros_like(w),
+            torch.zeros(second_moment_shape((3, *shape)), device=device),
+            learning_rate=0.02,
+            momentum=0.85,
+            weight_decay=0.0,
+            second_beta=0.9,
+            eps=1e-10,
+            compute_dtype=dtype,
+        )
+        directions.append(w.cpu() - weights)
+    exact, rounded = directions
+    # base_model.md, section 5.3: 2 to 5 % relative difference, norm within 0.02 %.
+    assert 1e-4 < (rounded - exact).norm() / exact.norm() < 0.05
+    assert abs(rounded.norm() / exact.norm() - 1) < 2e-4
 
 
 def test_a_step_never_waits_for_the_device():

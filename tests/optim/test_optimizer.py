@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.optim import toy
 from torch import nn
 
 from nexttransformer.errors import CheckpointError, ConfigError
@@ -18,6 +17,7 @@ from nexttransformer.optim.muon import muon_update
 from nexttransformer.optim.optimizer import Optimizer
 from nexttransformer.optim.sharding import ROUND_BYTES
 from nexttransformer.protocol import FORMAL_V1
+from tests.optim import toy
 
 WORKER = Path(__file__).with_name("rank_worker.py")
 

@@ -1,9 +1,9 @@
 """Muon with row equilibration, Polar Express, renormalization and NorMuon's second moments.
 
 The unit is one matrix W of m x n = (out, in) with gradient G. Units of equal shape are updated in
-one batch; batching may change the last bits, nothing more. `nesterov_` ... `apply_update` are the
-steps of `muon_update`, in order. The expensive part, five steps of small matrix products, runs in
-the compute dtype (bf16 on a GPU, fp32 on a CPU; never fp16), everything else in the dtype of the
+one batch; batching may change the last bits, nothing more. The functions from `nesterov_` to
+`apply_update` are the steps of `muon_update`, in order. Steps 2 to 5, with the matrix products, run
+in the compute dtype (bf16 on a GPU, fp32 on a CPU; never fp16), everything else in the dtype of the
 weights, fp32. The guards make a zero gradient give O = 0 and W <- W (1 - eta omega).
 
 Shape letters of this file: E units of the batch, M rows and N columns of a unit.
@@ -30,7 +30,7 @@ POLAR_EXPRESS = (
 
 
 def unit_cost(num_rows: int, num_columns: int) -> int:
-    """Returns the multiply-adds of one Polar Express step: 4 s^2 l + 2 s^3 FLOPs, s short, l long side."""
+    """Returns the FLOPs of one Polar Express step: 4 s^2 l + 2 s^3, s the short and l the long side."""
     short, long = sorted((num_rows, num_columns))
     return 4 * short**2 * long + 2 * short**3
 
@@ -72,16 +72,16 @@ def muon_update(
     """
     num_rows, num_columns = weights_EMN.shape[-2:]
     x_EMN = nesterov_(gradients_EMN, momentum_EMN, momentum)
-    x_EMN = polar_express(equilibrate_rows(x_EMN.to(compute_dtype)))
-    o_EMN = normalize(x_EMN.to(weights_EMN.dtype), second_moments, second_beta=second_beta, eps=eps)
+    x_EMN = bound_norm(equilibrate_rows(x_EMN.to(compute_dtype)))
+    o_EMN = normalize(polar_express(x_EMN), second_moments, second_beta=second_beta, eps=eps)
     eta = learning_rate * math.sqrt(max(1.0, num_rows / num_columns))
-    apply_update(weights_EMN, o_EMN, learning_rate=eta, weight_decay=weight_decay)
+    apply_update(weights_EMN, o_EMN, eta=eta, omega=weight_decay)
 
 
-def nesterov_(gradients_EMN: Tensor, momentum_EMN: Tensor, momentum: float) -> Tensor:
+def nesterov_(gradients_EMN: Tensor, momentum_EMN: Tensor, kappa: float) -> Tensor:
     """Step 1: Buf <- kappa Buf + (1-kappa) G; returns X = (1-kappa) G + kappa Buf in the gradient's memory."""
-    momentum_EMN.lerp_(gradients_EMN, 1 - momentum)
-    return gradients_EMN.lerp_(momentum_EMN, momentum)
+    momentum_EMN.lerp_(gradients_EMN, 1 - kappa)
+    return gradients_EMN.lerp_(momentum_EMN, kappa)
 
 
 def equilibrate_rows(x_EMN: Tensor) -> Tensor:
@@ -92,13 +92,17 @@ def equilibrate_rows(x_EMN: Tensor) -> Tensor:
     return x_EMN.mul_(target_E11 / row_norms_EM1.clamp(min=NORM_GUARD))
 
 
+def bound_norm(x_EMN: Tensor) -> Tensor:
+    """Step 4: X / (1.01 ||X||_F + 1e-6); the result may share the input's memory."""
+    norm_E11 = torch.linalg.vector_norm(x_EMN, dim=(-2, -1), keepdim=True, dtype=_norm_dtype(x_EMN))
+    return x_EMN.div_(NORM_MARGIN * norm_E11 + NORM_GUARD)
+
+
 def polar_express(x_EMN: Tensor) -> Tensor:
-    """Steps 4 and 5: five steps towards the orthogonal factor of X, in the dtype of X.
+    """Step 5: five steps towards the orthogonal factor of X (of norm below 1), in the dtype of X.
 
     They do not finish the job: small singular values of a square matrix stay small.
     """
-    norm_E11 = torch.linalg.vector_norm(x_EMN, dim=(-2, -1), keepdim=True, dtype=_norm_dtype(x_EMN))
-    x_EMN = x_EMN.div_(NORM_MARGIN * norm_E11 + NORM_GUARD)
     is_wide = x_EMN.shape[-2] <= x_EMN.shape[-1]
     for a, b, c in POLAR_EXPRESS:
         # The Gram matrix of the shorter side, then b A + c A^2 and a X + (...) X as one product each.
@@ -110,37 +114,45 @@ def polar_express(x_EMN: Tensor) -> Tensor:
 
 
 def normalize(x_EMN: Tensor, second_moments: Tensor, *, second_beta: float, eps: float) -> Tensor:
-    """Steps 6 to 8: fixes the norm at sqrt(min(m, n)) and evens out the slices of the longer side.
+    """Steps 6 to 8: sets the norm to sqrt(min(m, n)) and evens out the slices of the longer side.
+
+    A slice is a row if m >= n, else a column. All three steps only scale whole slices, so the
+    slices' norms are followed through them, and X itself is multiplied once.
 
     Args:
-        x_EMN: fp32; may be overwritten.
-        second_moments: v; overwritten. There is no bias correction.
+        x_EMN: result of the products, compute dtype.
+        second_moments: v, one per slice; overwritten. There is no bias correction.
         second_beta: decay rate of v.
         eps: guard of v and of the last norm.
 
     Returns:
-        O, fp32, with ||O||_F = sqrt(min(m, n)), or zero if X is zero.
+        O, in the dtype of v (fp32), with ||O||_F = sqrt(min(m, n)), or zero if X is zero.
     """
     num_rows, num_columns = x_EMN.shape[-2:]
-    norm_E11 = torch.linalg.vector_norm(x_EMN, dim=(-2, -1), keepdim=True)
-    x_EMN.mul_(math.sqrt(min(num_rows, num_columns)) / norm_E11.clamp(min=NORM_GUARD))
-
-    # Each slice is a row if m >= n, else a column. The slices' norms also give the norm of X.
-    slice_dim, short_side = (-1, num_columns) if num_rows >= num_columns else (-2, num_rows)
-    slice_norms = torch.linalg.vector_norm(x_EMN, dim=slice_dim, keepdim=True)
-    norm_E11 = torch.linalg.vector_norm(slice_norms, dim=(-2, -1), keepdim=True)
+    short_side = min(num_rows, num_columns)
+    within_slice = -1 if num_rows >= num_columns else -2
+    slice_norms = torch.linalg.vector_norm(x_EMN, dim=within_slice, keepdim=True, dtype=second_moments.dtype)
+    # Step 6: X <- X sqrt(min(m, n)) / max(||X||_F, guard).
+    scale = math.sqrt(short_side) / _total(slice_norms).clamp(min=NORM_GUARD)
+    slice_norms = slice_norms * scale
+    # Step 7: v <- beta v + (1 - beta) mean of X^2 over the slice; Y = X / sqrt(max(v, eps)).
     second_moments.lerp_(slice_norms.square() / short_side, 1 - second_beta)
-    x_EMN.div_(second_moments.clamp(min=eps).sqrt())
+    root = second_moments.clamp(min=eps).sqrt()
+    # Step 8: O = Y ||X||_F / max(||Y||_F, eps).
+    restore = _total(slice_norms) / _total(slice_norms / root).clamp(min=eps)
+    return x_EMN * (scale / root * restore)
 
-    new_norm_E11 = torch.linalg.vector_norm(x_EMN, dim=(-2, -1), keepdim=True)
-    return x_EMN.mul_(norm_E11 / new_norm_E11.clamp(min=eps))
 
-
-def apply_update(weights_EMN: Tensor, o_EMN: Tensor, *, learning_rate: float, weight_decay: float) -> None:
+def apply_update(weights_EMN: Tensor, o_EMN: Tensor, *, eta: float, omega: float) -> None:
     """Step 9: W <- W - eta O - eta omega W [O W >= 0], the mask taken with W before the update, in place."""
     decayed_EMN = weights_EMN * (o_EMN * weights_EMN >= 0)
-    weights_EMN.add_(o_EMN, alpha=-learning_rate)
-    weights_EMN.add_(decayed_EMN, alpha=-learning_rate * weight_decay)
+    weights_EMN.add_(o_EMN, alpha=-eta)
+    weights_EMN.add_(decayed_EMN, alpha=-eta * omega)
+
+
+def _total(slice_norms: Tensor) -> Tensor:
+    # Frobenius norms, [E, 1, 1], from the norms of the slices.
+    return torch.linalg.vector_norm(slice_norms, dim=(-2, -1), keepdim=True)
 
 
 def _norm_dtype(x: Tensor) -> torch.dtype:

@@ -82,14 +82,14 @@ class Optimizer:
         for group in groups:
             if _is_muon(group):
                 assert self._muon is None, "more than one Muon group"
-                device = self._parameters[group.names[0]].device
+                is_cuda = self._parameters[group.names[0]].is_cuda
                 self._muon = ShardedMuon(
                     {name: self._parameters[name] for name in group.names},
                     group.settings,
                     rank=rank,
                     world_size=world_size,
                     process_group=process_group,
-                    compute_dtype=compute_dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32),
+                    compute_dtype=compute_dtype or (torch.bfloat16 if is_cuda else torch.float32),
                     round_bytes=muon_round_bytes,
                 )
                 self._state |= {state_key(*key): tensor for key, tensor in self._muon.state.items()}
