@@ -137,6 +137,10 @@ def test_reading_never_raises_for_content(tmp_path_factory: pytest.TempPathFacto
     read_metrics(path)
 
 
+def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
+    assert read_events(tmp_path).problems == [(0, f"{tmp_path.name}: cannot be read: Is a directory.")]
+
+
 def test_metrics_are_appended_and_never_rewritten(tmp_path: Path) -> None:
     """F22: a torn last line stays as it is; the next attempt repeats the update on a new line."""
     path = tmp_path / "metrics.jsonl"

@@ -51,7 +51,10 @@ def plan_launch(folder: RunFolder, candidate: RunRecord, resume: str) -> LaunchP
     root = folder.root
     if root.exists() and not root.is_dir():
         raise CheckpointError(f"--output {root}: expected a folder, found a file. Use another --output.")
-    present = {path.name for path in root.iterdir() if not _is_transient(path.name)} if root.exists() else set()
+    try:
+        present = {path.name for path in root.iterdir() if not _is_transient(path.name)} if root.exists() else set()
+    except OSError as problem:
+        raise CheckpointError(f"--output {root}: cannot be read: {problem.strerror}.") from None
     if resume == "never" and present:
         names = ", ".join(sorted(present)[:3])
         raise CheckpointError(

@@ -72,7 +72,7 @@ class LineFile:
 
 @dataclass(frozen=True)
 class ReadLines(Generic[LineType]):
-    """Lines of a file. `numbers` (1-based) and `raw` belong to `records`; `problems` are (line, message)."""
+    """Lines of a file. `numbers` (1-based) and `raw` belong to `records`; `problems` are (line, message), line 0 for the file."""
 
     records: list[LineType]
     numbers: list[int]
@@ -96,7 +96,11 @@ def read_lines(
     """
     result: ReadLines[LineType] = ReadLines([], [], [], [], [])
     unparsed: list[tuple[int, str]] = []
-    content = path.read_bytes() if path.exists() else b""
+    try:
+        content = path.read_bytes() if path.exists() else b""
+    except OSError as problem:
+        result.problems.append((0, f"{path.name}: cannot be read: {problem.strerror}."))
+        return result
     lines = content.split(b"\n")
     if lines[-1] == b"":
         lines.pop()

@@ -68,10 +68,12 @@ def device_checksum(tensor: Tensor) -> Tensor:
     flat = tensor.detach().contiguous().reshape(-1)
     bits = flat.view(torch.uint8 if flat.dtype == torch.bool else _INTEGERS[flat.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    length = min(bits.numel(), _CHUNK_ELEMENTS)
+    weights = torch.arange(1, 2 * length + 1, 2, dtype=torch.int64, device=tensor.device)
     for start in range(0, bits.numel(), _CHUNK_ELEMENTS):
         chunk = bits[start : start + _CHUNK_ELEMENTS].to(torch.int64)
-        weights = torch.arange(2 * start + 1, 2 * (start + chunk.numel()), 2, dtype=torch.int64, device=tensor.device)
-        total += (chunk * weights).sum()
+        # The weights of this chunk are 2 x start more than those of the first.
+        total += (chunk * weights[: chunk.numel()]).sum() + 2 * start * chunk.sum()
     return total
 
 
