@@ -152,8 +152,15 @@ def test_second_run_changes_nothing_and_a_broken_file_is_repaired(
         assert prepare(make_request(rows=3), quiet) == first
     path = request.folder / "train" / "rows_00000.u16"
     path.write_bytes(path.read_bytes()[:-100])
+    (request.folder / "train" / "rows_00001.u16").write_bytes(b"of an earlier, larger preparation")
     assert prepare(request, quiet) == first
     assert deep(request.folder, first, quiet) == []
+    assert sorted(path.name for path in (request.folder / "train").iterdir()) == ["rows_00000.hashes", "rows_00000.u16"]
+    (request.folder / FILE_NAME).write_text("{}")
+    assert prepare(request, quiet) == first
+    # Data made for other constants is made again, in the same folder.
+    other = prepare(make_request(protocol=dataclasses.replace(request.protocol, val_final_rows=8)), quiet)
+    assert other.splits["val_final"].rows == 8
 
 
 def test_verify_names_every_damaged_file(make_request: MakeRequest, quiet: Reporter, shard_folder: Path) -> None:
@@ -246,7 +253,7 @@ def test_two_preparations_at_once_are_refused(make_request: MakeRequest, quiet: 
 
     request = make_request()
     request.folder.mkdir()
-    with pipeline._lock(request.folder), pytest.raises(DataError, match="another prepare_data"):
+    with pipeline._lock(request.folder, quiet), pytest.raises(DataError, match="another prepare_data"):
         prepare(request, quiet)
 
 

@@ -137,7 +137,8 @@ def document_ranges(listed: list[Shard], documents: np.ndarray, *, step: int, fi
     ranges = []
     start = 0
     for number, shard in enumerate(listed, start=first_shard):
-        inside = documents[(documents >= start) & (documents < start + shard.documents)] - start
+        first, last = np.searchsorted(documents, [start, start + shard.documents])
+        inside = documents[first:last] - start
         for residue in range(step):
             part = inside[inside % step == residue]
             if part.size:

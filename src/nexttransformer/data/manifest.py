@@ -158,7 +158,7 @@ def load_manifest(folder: Path) -> Manifest:
         raise DataError(join_problems(problems)) from None
     problems = _inconsistencies(manifest, value)
     if problems:
-        raise DataError(join_problems([f"{path}: {problem} Prepare the data again." for problem in problems]))
+        raise DataError(join_problems([f"{path}: {problem} Run 'prepare_data' again." for problem in problems]))
     return manifest
 
 
@@ -168,7 +168,7 @@ def check_protocol(manifest: Manifest, protocol: Protocol, *, folder: Path) -> N
         raise DataError(f"{folder}: data was prepared for {manifest.protocol}: expected {protocol.id}.")
     expected = data_constants(protocol)
     problems = [
-        f"{folder}: {name} is {manifest.constants.get(name)}: expected {value} ({protocol.id}). Prepare the data again."
+        f"{folder}: {name} is {manifest.constants.get(name)}: expected {value}. Run 'prepare_data' again."
         for name, value in expected.items()
         if manifest.constants.get(name) != value
     ]

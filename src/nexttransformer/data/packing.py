@@ -8,7 +8,6 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 
@@ -65,16 +64,18 @@ def plan_rows(lengths: Iterable[int], *, capacity: int, buffer_documents: int, m
     stream = iter(lengths)
     waiting: list[int] = []
     documents, tokens, row_starts = array("q"), array("i"), array("q", [0])
-    num_read, free, has_more = 0, capacity, True
+    num_read, free, num_missing = 0, capacity, buffer_documents
     while max_rows is None or len(row_starts) <= max_rows:
-        if has_more and len(waiting) < buffer_documents:
-            missing = buffer_documents - len(waiting)
-            for length in islice(stream, missing):
-                if length < 1:
-                    raise ValueError(f"document {num_read} has length {length}: expected at least 1")
-                insort(waiting, (length << _ORDER_BITS) | (_LAST_ORDER - num_read))
-                num_read += 1
-            has_more = len(waiting) == buffer_documents
+        while num_missing:
+            length = next(stream, None)
+            if length is None:
+                # The stream has ended: the buffer is not refilled from here on.
+                break
+            if length < 1:
+                raise ValueError(f"document {num_read} has length {length}: expected at least 1")
+            insort(waiting, (length << _ORDER_BITS) | (_LAST_ORDER - num_read))
+            num_read += 1
+            num_missing -= 1
         if not waiting:
             break
         place = bisect_left(waiting, (free + 1) << _ORDER_BITS) - 1
@@ -86,6 +87,7 @@ def plan_rows(lengths: Iterable[int], *, capacity: int, buffer_documents: int, m
             taken = free
         documents.append(_LAST_ORDER - (waiting.pop(place) & _LAST_ORDER))
         tokens.append(taken)
+        num_missing += 1
         free -= taken
         if not free:
             row_starts.append(len(documents))

@@ -38,7 +38,7 @@ def prepare(request: Request, reporter: Reporter) -> Manifest:
             differ from the published ones.
     """
     request.folder.mkdir(parents=True, exist_ok=True)
-    with _lock(request.folder):
+    with _lock(request.folder, reporter):
         manifest = _find(request, reporter)
         if manifest is not None:
             state = "complete, nothing to do; sizes and digests checked"
@@ -73,12 +73,14 @@ def figures(manifest: Manifest, request: Request) -> str:
 
 
 @contextmanager
-def _lock(folder: Path) -> Iterator[None]:
+def _lock(folder: Path, reporter: Reporter) -> Iterator[None]:
     with (folder / "prepare.lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise DataError(f"{folder}: another prepare_data is at work here. Wait until it has ended.") from None
+        except OSError as problem:
+            reporter.say(f"{folder}: this file system has no locks ({problem.strerror}): start only one prepare_data.")
         yield
 
 
@@ -87,14 +89,18 @@ def _find(request: Request, reporter: Reporter) -> Manifest | None:
     folder = request.folder
     if not (folder / FILE_NAME).exists():
         return None
-    manifest = load_manifest(folder)
-    check_protocol(manifest, request.protocol, folder=folder)
+    try:
+        manifest = load_manifest(folder)
+        check_protocol(manifest, request.protocol, folder=folder)
+    except DataError as problem:
+        reporter.say(f"{problem}\nPreparing again.")
+        (folder / FILE_NAME).unlink()
+        return None
     _refuse_other_data(request, manifest)
     train = manifest.splits["train"]
     problems = verify.quick_problems(folder, manifest)
     if problems:
-        reporter.say(join_problems(problems))
-        reporter.say("Preparing again.")
+        reporter.say(join_problems(problems) + "\nPreparing again.")
     elif train.rows < request.num_rows and not train.is_exhausted:
         reporter.say(f"{folder}: {train.rows:,} rows are stored, {request.num_rows:,} are wanted: preparing again.")
     elif train.rows > request.num_rows and request.is_protocol_data:

@@ -98,6 +98,7 @@ def write_split(
         written.append(part)
         bar.advance(part.file.rows)
     files = tuple(part.file for part in written)
+    _remove_others(folder, files)
     return WrittenSplit(
         files=files,
         digest=split_digest(files, row_tokens=row_tokens, rows_per_file=ROWS_PER_FILE),
@@ -106,6 +107,14 @@ def write_split(
         bytes=sum(part.bytes for part in written),
         hashes=np.concatenate([*(part.hashes for part in written), np.zeros(0, np.uint64)]),
     )
+
+
+def _remove_others(folder: Path, files: tuple[RowFile, ...]) -> None:
+    """Removes row files of an earlier, larger preparation."""
+    listed = {name for file in files for name in (file.name, file.hashes_name)}
+    for path in folder.glob("rows_*"):
+        if path.name not in listed:
+            path.unlink()
 
 
 @lru_cache(maxsize=64)
