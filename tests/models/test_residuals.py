@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tests.models.randomize import random_ids, randomize
 
 from nexttransformer.config import ModelConfig, method_files, resolve_method
 from nexttransformer.models import build_model
 from nexttransformer.models.budget import matched_mlp_width, measure_config, reference_budget
 from nexttransformer.models.state import map_state
 from nexttransformer.protocol import get_protocol
+from tests.models.randomize import random_ids, randomize
 
 # method -> (parameters, MLP width under formal-v1, deviation of training FLOPs in percent)
 PINNED = {

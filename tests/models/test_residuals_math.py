@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from tests.models.randomize import randomize
 
 from nexttransformer.config import method_files, resolve_method
 from nexttransformer.models import build_model
 from nexttransformer.models.residuals.manifold_hyper_connections import permutation_matrices, sinkhorn
 from nexttransformer.models.residuals.streams import project_float32
+from tests.models.randomize import randomize
 
 NUM_STREAMS = 4
 LAMBDA, MU = 0.9, 0.2

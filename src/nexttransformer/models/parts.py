@@ -7,7 +7,7 @@ groups, initialization, budget, checkpoints, audit and export read only these de
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -81,6 +81,10 @@ class Part(nn.Module):
         super().__init__()
         self.declarations: dict[str, ParameterSpec] = {}
 
+    if TYPE_CHECKING:
+        # Declared parameters are attributes set by name; torch types such access as Tensor or Module.
+        def __getattr__(self, name: str) -> Any: ...
+
     def declare(self, name: str, shape: tuple[int, ...], *, tag: str, init: Init) -> None:
         """Creates the float32 parameter `name` of this module, uninitialized.
 
@@ -144,6 +148,11 @@ class Mixer(Part):
         self.has_value_row = has_value_row
         self.num_heads = config.num_heads
         self.head_dim = config.head_dim
+
+    @classmethod
+    def fused_ops_of(cls, options: dict[str, Any]) -> tuple[str, ...]:
+        """Returns the fused operations a layer with these options (spelled out) may use on CUDA."""
+        return cls.fused_ops
 
     def forward(
         self,

@@ -1,40 +1,64 @@
-"""Softmax attention, full or windowed: the base mixer.
+"""Softmax attention, full or windowed: the base mixer, with output gate, exclusive output and forget gate as options.
 
 Equations (h normalized input): q, k, v = W_q h, W_k h, W_v h; v <- v + 3 sigmoid(G h[:12]) * VE per head;
-q, k <- g n(rope(q)), g n(rope(k)) with g = 1.2; y = W_o softmax(q k / sqrt(K)) v over visible keys.
-Source: karpathy/nanochat nanochat/gpt.py. Deviation: windows are explicit, a full layer has no limit.
-Groups: c_q, c_k, c_v, c_proj matrix; ve_gate matrix_parity. Init: U(-s, s), c_proj 0, ve_gate U(0, 0.02).
-FLOPs: 2 H K k(W) multiply-adds per token beside the projections, k(W) the mean number of visible keys.
+q, k <- g n(rope(q)), g n(rope(k)) with g = 1.2; y = softmax(q k / sqrt(K)) v over visible keys; output W_o y. Options:
+    exclusive  y <- y - tanh(a_h) (y.v) v / max(|v|^2, 1e-8) per head, v the token's own value as attention used it;
+               "fixed": factor 1 instead of tanh(a_h)
+    gate       y <- y * sigmoid(W_g h), one factor per head ("head") or per element ("element"), after `exclusive`
+    forget     score_ts += sum_(j = s+1..t) log f_j, f = sigmoid(W_f h + b_f) per head, logs and sums in float32
+Sources: karpathy/nanochat nanochat/gpt.py; exclusive arXiv 2603.09078 and KellerJordan/modded-nanogpt train_gpt.py
+(learned form); gate arXiv 2505.06708 and qiuzh20/gated_attention; forget arXiv 2503.02130 and
+fla-org/flash-linear-attention fla/layers/forgetting_attn.py.
+Deviations: windows are explicit, a full layer has no limit; forget keeps rotary positions and starts near 1.
+Groups: c_q, c_k, c_v, c_proj and the element gate matrix; ve_gate matrix_parity; head gate, exclusive_scale, f_gate,
+f_bias small. Init: U(-s, s), c_proj 0, ve_gate U(0, 0.02), head gate U(-0.02, 0.02), exclusive_scale 0 (the base),
+f_bias 4 to 8 over heads.
+FLOPs: 2 H K k(W) multiply-adds per token beside the projections, k(W) the mean number of visible keys; exclusive
+2 D more.
 """
 
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as functional
 from pydantic import Field
 from torch import Tensor
 
 from nexttransformer.config import ModelConfig
 from nexttransformer.models.budget_formulas import softmax_attention_macs
 from nexttransformer.models.layers import Linear, joint_linear, projection_bound
-from nexttransformer.models.parts import Mixer, MixerInput, Options, Rope, uniform, zeros
+from nexttransformer.models.parts import Mixer, MixerInput, Options, Rope, uniform, values, zeros
 from nexttransformer.ops.attention import AttentionPlan, attention, plan_attention
+from nexttransformer.ops.forgetting_attention import forgetting_attention
 from nexttransformer.ops.rotary_heads import rotary_heads
 from nexttransformer.ops.rotary_heads.naive import mix_value_row
 
 VE_GATE_CHANNELS = 12
+VALUE_SQUARE_FLOOR = 1e-8
 
 
 class AttentionState(NamedTuple):
-    """Keys and values so far, [B, S, H, K] each, rotated and normalized; cut to the window."""
+    """Keys and values so far, [B, S, H, K] each, rotated and normalized; log f if forgetting; cut to the window."""
 
     k_BSHK: Tensor
     v_BSHK: Tensor
+    log_f_BSH: Tensor | None = None
 
 
 class AttentionOptions(Options):
-    """`window`: visible keys to the left of the query's own (512 shows 513 keys); None is unlimited."""
+    """Options of softmax attention; the defaults are the base.
+
+    Attributes:
+        window: visible keys to the left of the query's own (512 shows 513 keys); None is unlimited.
+        exclusive: whether a head's output loses its component along the token's own value.
+        gate: sigmoid gate on the heads' outputs: one factor per head or per element.
+        forget: whether scores decay by a data-dependent forget gate per head.
+    """
 
     window: int | None = Field(default=None, ge=1)
+    exclusive: Literal["none", "fixed", "learned"] = "none"
+    gate: Literal["none", "head", "element"] = "none"
+    forget: bool = False
 
 
 def value_factor(gate: Linear, value_in_BTD: Tensor) -> Tensor:
@@ -50,6 +74,15 @@ def add_value_row(v_BTHK: Tensor, row_BTD: Tensor, gate: Linear, value_in_BTD: T
 def make_value_gate(num_heads: int) -> Linear:
     """Returns the value-embedding gate G of a layer with a table, (H, 12)."""
     return Linear(VE_GATE_CHANNELS, num_heads, tag="matrix_parity", init=uniform(0.0, 0.02))
+
+
+def exclude_own_value(y_BTHK: Tensor, v_BTHK: Tensor, scale_H: Tensor | None) -> Tensor:
+    """Removes from each head's output its component along the token's own value, or tanh(scale) of it."""
+    y, v = y_BTHK.float(), v_BTHK.float()
+    share_BTH1 = (y * v).sum(-1, keepdim=True) / v.square().sum(-1, keepdim=True).clamp_min(VALUE_SQUARE_FLOOR)
+    if scale_H is not None:
+        share_BTH1 = torch.tanh(scale_H)[:, None] * share_BTH1
+    return (y - share_BTH1 * v).to(y_BTHK.dtype)
 
 
 class Attention(Mixer):
@@ -70,10 +103,25 @@ class Attention(Mixer):
         self.c_proj = Linear(width, width, tag="matrix", init=zeros())
         if has_value_row:
             self.ve_gate = make_value_gate(config.num_heads)
+        if options.exclusive == "learned":
+            self.declare("exclusive_scale", (config.num_heads,), tag="small", init=zeros())
+        if options.gate == "head":
+            self.c_gate = Linear(width, config.num_heads, tag="small", init=uniform(-0.02, 0.02))
+        elif options.gate == "element":
+            self.c_gate = Linear(width, width, tag="matrix", init=uniform(-bound, bound))
+        if options.forget:
+            self.f_gate = Linear(width, config.num_heads, tag="small", init=uniform(-bound, bound))
+            near_one = torch.linspace(4.0, 8.0, config.num_heads, device="cpu")
+            self.declare("f_bias", (config.num_heads,), tag="small", init=values(near_one))
         self._plan: AttentionPlan | None = None
 
+    @classmethod
+    def fused_ops_of(cls, options: dict[str, Any]) -> tuple[str, ...]:
+        return ("forgetting_attention",) if options.get("forget") else cls.fused_ops
+
     def prepare(self, num_tokens: int, device: torch.device) -> None:
-        self._plan = plan_attention(num_tokens, self.options.window, device)
+        if not self.options.forget:
+            self._plan = plan_attention(num_tokens, self.options.window, device)
 
     def forward(
         self,
@@ -97,22 +145,48 @@ class Attention(Mixer):
             value_row_BTD=value_row_BTD,
             value_factor_BTH=value_factor(self.ve_gate, x.value) if value_row_BTD is not None else None,
         )
+        own_v, log_f_BSH = v, None
+        if self.options.forget:
+            log_f_BSH = functional.logsigmoid(self.f_gate(x.key).float() + self.f_bias)
         if state is not None:
             k, v = torch.cat([state.k_BSHK, k], dim=1), torch.cat([state.v_BSHK, v], dim=1)
-        y_BTHK = attention(q, k, v, window=self.options.window, plan=self._plan)
-        y_BTD = self.c_proj(y_BTHK.flatten(2))
+            if log_f_BSH is not None and state.log_f_BSH is not None:
+                log_f_BSH = torch.cat([state.log_f_BSH, log_f_BSH], dim=1)
+        if log_f_BSH is not None:
+            y_BTHK = forgetting_attention(q, k, v, log_f_BSH, window=self.options.window)
+        else:
+            y_BTHK = attention(q, k, v, window=self.options.window, plan=self._plan)
+        y_BTD = self.c_proj(self._gated(self._excluded(y_BTHK, own_v), x.query).flatten(2))
         if not want_state:
             return y_BTD, None
         keep = k.shape[1] if self.options.window is None else self.options.window
-        return y_BTD, AttentionState(k[:, -keep:], v[:, -keep:])
+        kept_log_f = None if log_f_BSH is None else log_f_BSH[:, -keep:]
+        return y_BTD, AttentionState(k[:, -keep:], v[:, -keep:], kept_log_f)
+
+    def _excluded(self, y_BTHK: Tensor, v_BTHK: Tensor) -> Tensor:
+        if self.options.exclusive == "none":
+            return y_BTHK
+        return exclude_own_value(y_BTHK, v_BTHK, self.exclusive_scale if self.options.exclusive == "learned" else None)
+
+    def _gated(self, y_BTHK: Tensor, query_BTD: Tensor) -> Tensor:
+        if self.options.gate == "none":
+            return y_BTHK
+        # [B, T, H, 1] or [B, T, H, K].
+        factor = torch.sigmoid(self.c_gate(query_BTD).float()).unflatten(-1, (self.num_heads, -1))
+        return (factor * y_BTHK.float()).to(y_BTHK.dtype)
+
+    def _exclusive_macs(self) -> float:
+        return 0.0 if self.options.exclusive == "none" else 2.0 * self.num_heads * self.head_dim
 
     def mix_macs(self, num_tokens: int) -> float:
-        return softmax_attention_macs(self.num_heads, self.head_dim, self.head_dim, num_tokens, self.options.window)
+        heads, dim = self.num_heads, self.head_dim
+        return softmax_attention_macs(heads, dim, dim, num_tokens, self.options.window) + self._exclusive_macs()
 
     def nominal_mix_macs(self, num_tokens: int) -> float:
         window = num_tokens if self.options.window is None else min(self.options.window, num_tokens)
-        return 2 * self.num_heads * self.head_dim * window
+        return 2 * self.num_heads * self.head_dim * window + self._exclusive_macs()
 
     def decode_state_bytes(self, num_tokens: int) -> int:
         kept = num_tokens if self.options.window is None else min(self.options.window, num_tokens)
-        return kept * self.num_heads * 2 * self.head_dim * 2
+        # Keys and values in bfloat16, log f in float32.
+        return kept * self.num_heads * (2 * self.head_dim * 2 + (4 if self.options.forget else 0))

@@ -97,12 +97,18 @@ class ManifoldHyperConnections(MultiStream):
         """Returns the initial logits b3 of the stream mixing."""
         return (FAR_LOGIT * (1 - torch.eye(self.num_streams, device="cpu"))).flatten()
 
+    def gates(self, sublayer: int) -> SublayerGates:
+        """Returns the parameters of a sublayer."""
+        gates = self.sublayers[sublayer]
+        assert isinstance(gates, SublayerGates)
+        return gates
+
     def mix_streams(self, logits_BTM: Tensor, memo: tuple[Tensor, ...]) -> Tensor:
         """Returns res [B, T, N, N] from its logits."""
         return sinkhorn(logits_BTM.unflatten(-1, (self.num_streams, self.num_streams)))
 
     def coefficients(self, state: StreamState, sublayer: int) -> Coefficients:
-        gates = self.sublayers[sublayer]
+        gates = self.gates(sublayer)
         logits_BTM = generate_logits(state.streams, gates.generator.weight, GENERATOR_EPS)
         pre_BTN, post_BTN, mix_BTM = gates.split_logits(logits_BTM, self.num_streams)
         return Coefficients(pre_BTN, self.mix_streams(mix_BTM, state.memo), post_BTN, state.memo)
@@ -117,7 +123,7 @@ class ManifoldHyperConnections(MultiStream):
         return {**first, **self._unreached(self.num_sublayers - 1, reads=False, mixes=True)}
 
     def _unreached(self, sublayer: int, *, reads: bool, mixes: bool) -> dict[str, list[int]]:
-        num_streams, bias = self.num_streams, self.sublayers[sublayer].declarations["bias"].shape[0]
+        num_streams, bias = self.num_streams, self.gates(sublayer).declarations["bias"].shape[0]
         rows = [*range(num_streams)] * reads + [*range(2 * num_streams, bias)] * mixes
         prefix = f"sublayers.{sublayer}"
         return {
@@ -157,10 +163,10 @@ class SimpleHyperConnections(ManifoldHyperConnections):
     def coefficients(self, state: StreamState, sublayer: int) -> Coefficients:
         logits = state.memo
         if sublayer % REFRESH_SUBLAYERS == 0:
-            group = list(self.sublayers)[sublayer : sublayer + REFRESH_SUBLAYERS]
-            weight = torch.cat([gates.generator.weight for gates in group])
+            group = range(sublayer, min(sublayer + REFRESH_SUBLAYERS, self.num_sublayers))
+            weight = torch.cat([self.gates(member).generator.weight for member in group])
             logits = generate_logits(state.streams, weight, GENERATOR_EPS).chunk(len(group), dim=-1)
-        pre_BTN, post_BTN, _ = self.sublayers[sublayer].split_logits(logits[0], self.num_streams)
+        pre_BTN, post_BTN, _ = self.gates(sublayer).split_logits(logits[0], self.num_streams)
         return Coefficients(pre_BTN, None, post_BTN, tuple(logits[1:]))
 
     def unreached(self) -> dict[str, list[int]]:
