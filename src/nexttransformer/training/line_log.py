@@ -72,7 +72,10 @@ class LineFile:
 
 @dataclass(frozen=True)
 class ReadLines(Generic[LineType]):
-    """Lines of a file. `numbers` (1-based) and `raw` belong to `records`; `problems` are (line, message), line 0 for the file."""
+    """Lines of a file.
+
+    `numbers` (1-based) and `raw` belong to `records`; `problems` are (line, message), line 0 for the file.
+    """
 
     records: list[LineType]
     numbers: list[int]
