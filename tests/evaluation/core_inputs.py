@@ -43,22 +43,23 @@ def choice(query: str, choices: list[str], gold: int) -> dict[str, Any]:
     return {"query": query, "choices": choices, "gold": gold}
 
 
-def mixed_bundle() -> Bundle:
-    """Three tasks whose rows use all three forms of a batch, shots, and lengths from 10 to a few hundred bytes."""
-    letters = [choice(f"Pick {'x' * (i % 5)} number {i}.\nAnswer:", ["A", "B", "C"], i % 3) for i in range(14)]
+def mixed_bundle(num_rows: int = 13, num_shots: int = 3) -> Bundle:
+    """Four tasks whose rows use all three forms of a batch, shots, and lengths from 10 to a few hundred bytes."""
+    letters = [choice(f"Pick {'x' * (i % 5)} number {i}.\nAnswer:", ["A", "B", "C"], i % 3) for i in range(num_rows)]
     words = [
-        choice(f"Item {i} {'is very ' * (i % 4)}big", [f"red {i}", "green", f"grey {i}{i}"], i % 3) for i in range(13)
+        choice(f"Item {i} {'is very ' * (i % 4)}big", [f"red {i}", "green", f"grey {i}{i}"], i % 3)
+        for i in range(num_rows)
     ]
     schema = [
         {"context_options": [f"It hit {a}", f"It hit {b}"], "continuation": f"so {c} cried.", "gold": i % 2}
         for i, (a, b, c) in enumerate([("Ann", "Joan", "she"), ("Bo", "Al", "he"), ("Kim", "Tim", "Sam")])
     ]
-    greedy = [{"context": f" Repeat ab{i}ab{i}ab{i} ", "continuation": f"ab{i}"} for i in range(12)]
+    greedy = [{"context": f" Repeat ab{i}ab{i}ab{i} ", "continuation": f"ab{i}"} for i in range(num_rows)]
     return bundle_of(
-        (task(MULTIPLE_CHOICE, label="letters", shots=2, rows=14), letters),
-        (task(MULTIPLE_CHOICE, label="words", delimiter=ANSWER, shots=3, rows=13), words),
+        (task(MULTIPLE_CHOICE, label="letters", shots=num_shots, rows=num_rows), letters),
+        (task(MULTIPLE_CHOICE, label="words", delimiter=ANSWER, shots=num_shots, rows=num_rows), words),
         (task(SCHEMA, label="schema", rows=3), schema),
-        (task(LANGUAGE_MODELING, label="greedy", shots=2, rows=12), greedy),
+        (task(LANGUAGE_MODELING, label="greedy", shots=num_shots, rows=num_rows), greedy),
     )
 
 
