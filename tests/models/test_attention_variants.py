@@ -36,6 +36,10 @@ def randomized(method: str):
     return model
 
 
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
 def mixer_of(model) -> Attention:
     mixer = model.blocks[-1].attn
     assert isinstance(mixer, Attention)
@@ -151,7 +155,7 @@ def test_every_new_parameter_gets_a_gradient(method):
 
 
 def test_exclude_own_value():
-    y, v = torch.randn(2, 5, 3, 8), torch.randn(2, 5, 3, 8)
+    y, v = normal(2, 5, 3, 8), normal(2, 5, 3, 8, seed=2)
     fixed = exclude_own_value(y, v, None)
     torch.testing.assert_close((fixed * v).sum(-1), torch.zeros(2, 5, 3), atol=1e-5, rtol=0)
     expected = y - torch.einsum("bthk,bthk->bth", y, v)[..., None] * v / v.norm(dim=-1, keepdim=True) ** 2
@@ -167,7 +171,7 @@ def run_last_mixer(model, x_BTD):
     mixer = mixer_of(model)
     mixer.c_proj.weight.data.copy_(torch.eye(model.config.width))
     rope = model.rope(0, x_BTD.shape[1], x_BTD.device)
-    row = torch.randn(x_BTD.shape, generator=torch.Generator().manual_seed(1))
+    row = normal(*x_BTD.shape, seed=1)
     with torch.no_grad():
         y, state = mixer(MixerInput(x_BTD, x_BTD, x_BTD), row, Rope(rope.cos, rope.sin), want_state=True)
     return y.unflatten(-1, (model.config.num_heads, -1)), state
@@ -183,15 +187,18 @@ def base_with(model):
 
 def test_exclusive_output_has_no_part_along_the_value_that_attention_used():
     model = randomized("xsa")
-    y, state = run_last_mixer(model, torch.randn(2, 9, 64))
+    y, state = run_last_mixer(model, normal(2, 9, 64))
     # The state's v holds the value embedding.
-    torch.testing.assert_close((y * state.v_BSHK).sum(-1), torch.zeros(y.shape[:3]), atol=1e-5, rtol=0)
+    direction = torch.nn.functional.normalize(state.v_BSHK, dim=-1)
+    torch.testing.assert_close((y * direction).sum(-1), torch.zeros(y.shape[:3]), atol=1e-5, rtol=0)
+    own, _ = run_last_mixer(base_with(model), normal(2, 9, 64))
+    assert (own * direction).sum(-1).abs().min() > 1e-4
 
 
 @pytest.mark.parametrize("method", ["gated_attn_head", "gated_attn_element"])
 def test_gate_multiplies_the_heads_before_the_output_projection(method):
     model = randomized(method)
-    x = torch.randn(2, 9, 64)
+    x = normal(2, 9, 64)
     gate = torch.sigmoid(x @ mixer_of(model).c_gate.weight.t()).unflatten(-1, (model.config.num_heads, -1))
     plain, _ = run_last_mixer(base_with(model), x)
     gated, _ = run_last_mixer(model, x)
@@ -205,7 +212,7 @@ def test_output_gate_reads_the_query_input_and_the_forget_gate_the_key_input():
         mixer.c_proj.weight.data.copy_(torch.eye(64))
         seen = []
         gate.register_forward_hook(lambda module, args, output, seen=seen: seen.append(args[0]))
-        inputs = MixerInput(*(torch.randn(1, 3, 64) for _ in range(3)))
+        inputs = MixerInput(*(normal(1, 3, 64, seed=seed) for seed in range(3)))
         table = randomized("dense_full").rope(0, 3, torch.device("cpu"))
         with torch.no_grad():
             mixer(inputs, torch.zeros(1, 3, 64), table)

@@ -74,8 +74,9 @@ def test_kernel_equals_the_reference(num_tokens, window):
     leaves = [x.bfloat16().requires_grad_() for x in tensors[:3]] + [tensors[3].requires_grad_()]
     exact_leaves = [x.detach().double().requires_grad_() for x in leaves]
     upstream = torch.randn(tensors[2].shape, device="cuda").bfloat16()
-    fast = torch.compile(partial(run_fla, window=window), fullgraph=True)(*leaves)
-    exact = partial(forgetting_attention_naive, window=window)(*exact_leaves)
+    fast = torch.compile(lambda q, k, v, log_f: run_fla(q, k, v, log_f, window), fullgraph=True)(*leaves)
+    q, k, v, log_f = exact_leaves
+    exact = forgetting_attention_naive(q, k, v, log_f, window=window)
     fast_gradients = torch.autograd.grad(fast, leaves, upstream)
     exact_gradients = torch.autograd.grad(exact, exact_leaves, upstream.double())
     limits = (0.005, 0.01, 0.01, 0.01, 0.02)
