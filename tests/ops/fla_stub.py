@@ -7,6 +7,7 @@ import math
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -25,7 +26,7 @@ def _differences(total):
     return torch.cat(parts, dim=1) * math.log(2)
 
 
-def _gradients(*arguments):
+def _gradients(*arguments) -> Any:
     # Inside a custom operation autograd is switched off for the thread.
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(_gradients_here, *arguments).result()
@@ -52,7 +53,7 @@ class FlaStub:
     def __init__(self):
         self.calls: list[str] = []
         self.damage: dict[str, float] = {}
-        self.modules = {
+        self.modules: dict[str, Any] = {
             name: ModuleType(name)
             for name in (
                 "fla",

@@ -33,10 +33,11 @@ def stub(monkeypatch):
 def test_values_and_gradients(stub, name, num_tokens, has_state):
     run, reference, per_channel = RUNS[name]
     inputs = delta_inputs(num_tokens, per_channel=per_channel)
-    initial = inputs[5] if has_state else None
+    q, k, v, g, beta, start = inputs
+    initial = start if has_state else None
     leaves = inputs if has_state else inputs[:5]
-    o, state = run(*inputs[:5], initial, has_state)
-    expected_o, expected_state = reference(*inputs[:5], initial_state_BHKV=initial)
+    o, state = run(q, k, v, g, beta, initial, has_state)
+    expected_o, expected_state = reference(q, k, v, g, beta, initial_state_BHKV=initial)
     assert (state is not None) == has_state
     torch.testing.assert_close(o, expected_o)
     outputs, expected = ([o, state], [expected_o, expected_state]) if has_state else ([o], [expected_o])
@@ -49,10 +50,10 @@ def test_values_and_gradients(stub, name, num_tokens, has_state):
 
 
 def test_state_alone_gets_a_gradient(stub):
-    inputs = delta_inputs(20, per_channel=False)
-    _, state = gdn.run_fla(*inputs[:5], inputs[5], True)
+    q, k, v, g, beta, initial = delta_inputs(20, per_channel=False)
+    _, state = gdn.run_fla(q, k, v, g, beta, initial, True)
     assert state is not None
-    (gradient,) = torch.autograd.grad(state.sum(), inputs[1])
+    (gradient,) = torch.autograd.grad(state.sum(), k)
     assert gradient.abs().sum() > 0
 
 

@@ -14,7 +14,7 @@ from nexttransformer.ops.path_check import NOT_FINITE, check_path, error_ratio, 
 from nexttransformer.ops.probes import Sizes, get_probe, probe_names
 from tests.ops.fla_stub import FlaStub
 
-GOOD = Versions("3.12.0", "2.12.1+cu130", "13.0", "580.95.05", "2.28", "3.7.1", "0.6.0")
+GOOD = Versions("2.12.1+cu130", "13.0", "580.95.05", "3.7.1", "0.6.0")
 AFFECTED = replace(GOOD, torch="2.11.0+cu130", triton="3.6.0")
 SIZES = Sizes(num_heads=2, key_dim=16, value_dim=16, num_tokens=128)
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def use_versions(monkeypatch, stub, versions):
     stub.chunk_o.TRITON_ABOVE_3_7_1 = versions is GOOD
 
 
-def decide(mode, op="gated_delta_rule", all_agree=bool):
+def decide(mode: str, op: str = "gated_delta_rule", all_agree: self_check.AllAgree = bool):
     return self_check.decide_path(op, SIZES, mode=mode, device=CPU, dtype=torch.bfloat16, all_agree=all_agree)
 
 
@@ -221,11 +221,24 @@ def test_metric():
     expected = torch.tensor([3.0, 4.0])
     assert error_ratio(torch.tensor([3.0, 4.5]), expected) == pytest.approx(0.1)
     assert error_ratio(torch.tensor([float("nan"), 4.0]), expected) == NOT_FINITE
-    assert [limit_of(name) for name in ("o", "final_state", "dq", "dinitial_state", "dg", "dbeta")] == [
+    assert [limit_of(name) for name in ("o", "final_state", "dq", "dinitial_state", "dg", "dbeta", "dlog_f")] == [
         0.005,
         0.005,
         0.01,
         0.01,
+        0.02,
         0.02,
         0.02,
     ]
+
+
+@pytest.mark.parametrize("op", probe_names())
+def test_references_of_all_probes(op):
+    probe = get_probe(op)
+    for case in probe.cases(SIZES):
+        inputs = probe.make_inputs(SIZES, case, torch.Generator().manual_seed(0))
+        again = probe.make_inputs(SIZES, case, torch.Generator().manual_seed(0))
+        assert all(torch.equal(inputs[name], again[name]) and limit_of(f"d{name}") for name in inputs)
+        outputs = probe.reference({name: x.double() for name, x in inputs.items()}, SIZES)
+        assert all(torch.isfinite(x).all() and limit_of(name) for name, x in outputs.items())
+        assert set(probe.run) == set(probe.entry_points)

@@ -7,7 +7,6 @@ through the kernel of Kimi delta attention, identical mathematics) and "referenc
 
 import importlib.metadata
 import os
-import platform
 import re
 import warnings
 from dataclasses import asdict, dataclass
@@ -48,11 +47,9 @@ ENTRY_POINTS = {
 class Versions:
     """Versions that decide whether a kernel can be trusted; None where a part is absent."""
 
-    python: str
     torch: str
     cuda: str | None
     driver: str | None
-    nccl: str | None
     triton: str | None
     fla_core: str | None
 
@@ -98,17 +95,7 @@ def driver_version() -> str | None:
 
 def versions() -> Versions:
     """Returns the versions in use on this machine."""
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None
-    triton = installed("triton")
-    return Versions(
-        platform.python_version(),
-        torch.__version__,
-        torch.version.cuda,
-        driver_version(),
-        nccl,
-        triton,
-        installed("fla-core"),
-    )
+    return Versions(torch.__version__, torch.version.cuda, driver_version(), installed("triton"), installed("fla-core"))
 
 
 def is_older(version: str, other: str) -> bool:

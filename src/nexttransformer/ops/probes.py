@@ -5,7 +5,7 @@ compute dtype before both sides see them. References run in float64, where no TF
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from nexttransformer.ops.kimi_delta_attention.naive import kimi_delta_attention_
 
 # Largest RMS(error) / RMS(reference) of each tensor. The known miscompilation misses these by two orders.
 OUTPUT_LIMITS = {"o": 0.005, "final_state": 0.005}
-GRADIENT_LIMITS = {"q": 0.01, "k": 0.01, "v": 0.01, "initial_state": 0.01, "g": 0.02, "beta": 0.02}
+GRADIENT_LIMITS = {"q": 0.01, "k": 0.01, "v": 0.01, "initial_state": 0.01, "g": 0.02, "beta": 0.02, "log_f": 0.02}
 
 Inputs = dict[str, Tensor]
 Outputs = dict[str, Tensor]
@@ -57,6 +57,7 @@ class Probe:
         reference: the same on float64 inputs.
         make_inputs: (sizes, case, generator) -> float32 CPU inputs.
         has_state: whether it takes and gives a recurrent state.
+        rounded: inputs given in the compute dtype; the others stay float32.
     """
 
     op: str
@@ -65,7 +66,7 @@ class Probe:
     reference: Callable[[Inputs, Sizes], Outputs]
     make_inputs: Callable[[Sizes, Case, torch.Generator], Inputs]
     has_state: bool
-    rounded: tuple[str, ...] = field(default=("q", "k", "v"))
+    rounded: tuple[str, ...] = ("q", "k", "v")
 
     def cases(self, sizes: Sizes) -> list[Case]:
         """Returns the comparisons: the context as in training, and a length that is not whole chunks."""
@@ -144,13 +145,14 @@ def _kimi_delta_attention_probe() -> Probe:
     return Probe("kimi_delta_attention", {"fla": "chunk_kda"}, {"fla": native}, reference, inputs, True)
 
 
-def _attention_probe() -> Probe:
-    def inputs(sizes: Sizes, case: Case, generator: torch.Generator) -> Inputs:
-        shape, value_shape = ((1, case.num_tokens, sizes.num_heads, d) for d in (sizes.key_dim, sizes.value_dim))
-        # QK norm makes every key and query 1.2 sqrt(K) long.
-        q, k = (1.2 * sizes.key_dim**0.5 * functional.normalize(_normal(generator, *shape), dim=-1) for _ in range(2))
-        return {"q": q, "k": k, "v": _normal(generator, *value_shape)}
+def _attention_inputs(sizes: Sizes, case: Case, generator: torch.Generator) -> Inputs:
+    shape, value_shape = ((1, case.num_tokens, sizes.num_heads, d) for d in (sizes.key_dim, sizes.value_dim))
+    # QK norm makes every key and query 1.2 sqrt(K) long.
+    q, k = (1.2 * sizes.key_dim**0.5 * functional.normalize(_normal(generator, *shape), dim=-1) for _ in range(2))
+    return {"q": q, "k": k, "v": _normal(generator, *value_shape)}
 
+
+def _attention_probe() -> Probe:
     def native(x: Inputs, sizes: Sizes) -> Outputs:
         plan = plan_attention(x["q"].shape[1], sizes.window, x["q"].device)
         # flex_attention is taken inside a compiled region only.
@@ -161,11 +163,31 @@ def _attention_probe() -> Probe:
         with sdpa_kernel(SDPBackend.MATH):
             return {"o": attention_naive(x["q"], x["k"], x["v"], window=sizes.window)}
 
-    return Probe("attention", {"native": None}, {"native": native}, reference, inputs, False)
+    return Probe("attention", {"native": None}, {"native": native}, reference, _attention_inputs, False)
+
+
+def _forgetting_attention_probe() -> Probe:
+    from nexttransformer.ops.forgetting_attention.naive import forgetting_attention_naive
+
+    def inputs(sizes: Sizes, case: Case, generator: torch.Generator) -> Inputs:
+        gates = _normal(generator, 1, case.num_tokens, sizes.num_heads) + torch.linspace(4.0, 8.0, sizes.num_heads)
+        return _attention_inputs(sizes, case, generator) | {"log_f": functional.logsigmoid(gates)}
+
+    def native(x: Inputs, sizes: Sizes) -> Outputs:
+        from nexttransformer.ops.forgetting_attention import fused
+
+        return {"o": fused.run_fla(x["q"], x["k"], x["v"], x["log_f"], sizes.window)}
+
+    def reference(x: Inputs, sizes: Sizes) -> Outputs:
+        return {"o": forgetting_attention_naive(x["q"], x["k"], x["v"], x["log_f"], window=sizes.window)}
+
+    points = {"fla": "parallel_forgetting_attn"}
+    return Probe("forgetting_attention", points, {"fla": native}, reference, inputs, False)
 
 
 _PROBES: dict[str, Callable[[], Probe]] = {
     "attention": _attention_probe,
+    "forgetting_attention": _forgetting_attention_probe,
     "gated_delta_rule": _gated_delta_rule_probe,
     "kimi_delta_attention": _kimi_delta_attention_probe,
 }

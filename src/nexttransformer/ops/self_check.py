@@ -35,7 +35,7 @@ def fused_ops(config: ModelConfig) -> list[tuple[str, Sizes]]:
     found = {}
     for layer in config.layers:
         window = layer.get("window")
-        for op in load_part("mixer", layer["type"]).fused_ops:
+        for op in load_part("mixer", layer["type"]).fused_ops_of(layer):
             used = Sizes(config.num_heads, config.head_dim, config.head_dim, config.context_tokens, window)
             found[op, used] = None
     return list(found)

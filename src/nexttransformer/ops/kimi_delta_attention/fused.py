@@ -126,8 +126,8 @@ def _backward_fake(
     dstate: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     initial_shape = (0,) if initial_state is None else initial_state.shape
-    leaves = (q, k, v, total, beta)
-    return *(x.new_empty(x.shape) for x in leaves), q.new_empty(initial_shape, dtype=torch.float32)
+    dq, dk, dv, dg, dbeta = (x.new_empty(x.shape) for x in (q, k, v, total, beta))
+    return dq, dk, dv, dg, dbeta, q.new_empty(initial_shape, dtype=torch.float32)
 
 
 def _save(ctx, inputs, output) -> None:
