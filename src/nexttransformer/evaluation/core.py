@@ -35,7 +35,7 @@ class _RankAnswers:
         if answer.error is not None:
             self.errors.setdefault(answer.task, answer.error)
         self.answers[answer.task][answer.index] = answer.is_correct
-        self.num_near_ties[answer.task] += answer.is_near_tie
+        self.num_near_ties[answer.task] += int(answer.is_near_tie)
 
 
 def prepare_core(
