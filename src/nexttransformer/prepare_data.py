@@ -104,7 +104,7 @@ def _download_only(climbmix: download.ClimbMix | None, request: Request, reporte
 
 def _verify(request: Request, reporter: Reporter) -> int:
     manifest = load_manifest(request.folder)
-    with reporter.bar("verifying", unit="bytes", total=verify.total_bytes(request.folder, manifest)) as bar:
+    with reporter.bar("verifying", unit="bytes") as bar:
         problems = verify.deep_problems(
             request.folder, manifest, source=request.source, num_threads=request.num_workers, bar=bar
         )

@@ -51,17 +51,13 @@ def deep_problems(folder: Path, manifest: Manifest, *, source: Source | None, nu
         return problem
 
     problems = []
+    total = sum(num_bytes for _, num_bytes, _ in wanted)
     with ThreadPoolExecutor(num_threads) as threads:
         for (_, num_bytes, _), problem in zip(wanted, threads.map(check, wanted), strict=True):
-            bar.advance(num_bytes)
+            bar.advance(num_bytes, total=total)
             problems += [problem] if problem else []
     sized = set(problems)
     return problems + [problem for problem in quick_problems(folder, manifest) if problem not in sized]
-
-
-def total_bytes(folder: Path, manifest: Manifest) -> int:
-    """Returns the bytes of all row and hash files."""
-    return sum(num_bytes for _, num_bytes, _ in _row_files(folder, manifest))
 
 
 def _row_files(folder: Path, manifest: Manifest) -> Iterator[tuple[Path, int, str]]:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -50,7 +51,7 @@ class Workers:
         if self._pool is None:
             # Spawned, not forked: a fork of a process with Rust or Arrow threads can hang.
             self._pool = ProcessPoolExecutor(
-                self.num_workers, multiprocessing.get_context("spawn"), initializer=_leave_interrupts_to_the_parent
+                self.num_workers, multiprocessing.get_context("spawn"), initializer=_start_worker
             )
         pending: deque[Future[Result]] = deque()
         source = iter(tasks)
@@ -74,5 +75,14 @@ class Workers:
                 future.cancel()
 
 
-def _leave_interrupts_to_the_parent() -> None:
+def _start_worker() -> None:
+    """Leaves Ctrl-C to the parent, and ends with it: a killed parent must leave no worker behind."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "not a worker process"
+    parent.join()
+    os._exit(1)
