@@ -93,9 +93,7 @@ def parse_json(content: bytes, where: str, error: type[NextTransformerError] = C
         return value
 
     try:
-        return json.loads(
-            content.decode("utf-8"), parse_constant=reject_constant, object_pairs_hook=reject_duplicates
-        )
+        return json.loads(content.decode("utf-8"), parse_constant=reject_constant, object_pairs_hook=reject_duplicates)
     except (ValueError, RecursionError) as problem:
         raise error(f"{where}: not valid JSON: {problem}.") from None
 
