@@ -256,11 +256,15 @@ def parse_model_config(data: Any, where: str) -> ModelConfig:
     if config.schema_ != MODEL_SCHEMA:
         problems.append(f"{where}: 'schema' is '{config.schema_}', expected '{MODEL_SCHEMA}'.")
     if len(config.layers) != config.num_layers:
-        problems.append(f"{where}: 'layers' has {len(config.layers)} entries, expected num_layers = {config.num_layers}.")
+        problems.append(
+            f"{where}: 'layers' has {len(config.layers)} entries, expected num_layers = {config.num_layers}."
+        )
     if config.vocab_size % 64:
         problems.append(f"{where}: 'vocab_size' is {config.vocab_size}, expected a multiple of 64.")
     if config.num_heads * config.head_dim != config.width:
-        problems.append(f"{where}: num_heads x head_dim is {config.num_heads * config.head_dim}, expected width {config.width}.")
+        problems.append(
+            f"{where}: num_heads x head_dim is {config.num_heads * config.head_dim}, expected width {config.width}."
+        )
     for layer, options in enumerate(config.layers):
         problems += _part_problems("mixer", options, f"{where}: layers.{layer}", FORMAL_V1)
     problems += _part_problems("residual", config.residual, f"{where}: residual", FORMAL_V1)

@@ -10,9 +10,7 @@ def mean_visible_keys(num_tokens: int, window: int | None) -> float:
     return (visible * (visible + 1) / 2 + (num_tokens - visible) * visible) / num_tokens
 
 
-def softmax_attention_macs(
-    num_heads: int, key_dim: int, value_dim: int, num_tokens: int, window: int | None
-) -> float:
+def softmax_attention_macs(num_heads: int, key_dim: int, value_dim: int, num_tokens: int, window: int | None) -> float:
     """H (d_qk + d_v) k(W), causal-exact."""
     return num_heads * (key_dim + value_dim) * mean_visible_keys(num_tokens, window)
 

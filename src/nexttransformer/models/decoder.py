@@ -72,9 +72,7 @@ class Decoder(Part):
         span = max(num_layers - 1, 1)
         layers = torch.arange(num_layers, dtype=torch.float64, device="cpu")
         if self.residual.keeps_skeleton_scalars:
-            self.declare(
-                "resid_lambdas", (num_layers,), tag="lambda", init=values(1.15 - 0.10 * layers / span)
-            )
+            self.declare("resid_lambdas", (num_layers,), tag="lambda", init=values(1.15 - 0.10 * layers / span))
             self.declare("x0_lambdas", (num_layers,), tag="x0_lambda", init=values(0.20 - 0.15 * layers / span))
             self.declare("backout_lambda", (1,), tag="smear_backout", init=constant(0.2))
         self.smear_gate = Linear(SMEAR_CHANNELS, 1, tag="smear_backout", init=uniform(0.0, 0.02))

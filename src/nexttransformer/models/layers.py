@@ -24,6 +24,7 @@ __all__ = [
     "rope_table",
 ]
 
+
 class Linear(Part):
     """y = x W^T without bias; the float32 weight is cast to the input's dtype at each use.
 
@@ -110,9 +111,7 @@ class CausalConv(Part):
         return self.weight.numel()
 
 
-def rope_table(
-    num_tokens: int, head_dim: int, base: float, *, device: torch.device | str, dtype: torch.dtype
-) -> Rope:
+def rope_table(num_tokens: int, head_dim: int, base: float, *, device: torch.device | str, dtype: torch.dtype) -> Rope:
     """Returns cos and sin of t * base^(-2j/K) for t < num_tokens, j < K/2, [T, K/2].
 
     Angles are float32; the table is rounded once to `dtype`.
