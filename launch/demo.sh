@@ -44,13 +44,14 @@ step "Text to tokenizer and packed rows"
 python3 -m nexttransformer.prepare_data --protocol demo-v1 --site-config "$demo/site.json"
 
 step "Training $method: 140 updates"
+# Four rows at a time fit the caches of a CPU: 0.9 s of one core an update, against 1.4 s with all 16.
 "$root/launch/train.sh" --config "$config" --protocol demo-v1 --site-config "$demo/site.json" \
-  --output "$run" --micro-batch 16
+  --output "$run" --micro-batch 4
 
 step "Evaluating the last checkpoint alone: BPB and CORE"
 checkpoint=$(ls -d "$run"/checkpoint_* | grep -E 'checkpoint_[0-9]{8}$' | sort | tail -n 1)
 python3 -m nexttransformer.evaluate --checkpoint "$checkpoint" --site-config "$demo/site.json" \
-  --output "$run/evaluation.json" --micro-batch 16 --eval bpb,core
+  --output "$run/evaluation.json" --micro-batch 4 --eval bpb,core
 
 if has audit_run; then
   step "Auditing the run"
@@ -76,6 +77,6 @@ cat <<TEXT
 
 Next, train another method on the same data and compare the two:
   source launch/env.sh --site-config $demo/site.json
-  launch/train.sh --config configs/residual/mhc.json --protocol demo-v1 --output $demo/runs/mhc --micro-batch 16
+  launch/train.sh --config configs/residual/mhc.json --protocol demo-v1 --output $demo/runs/mhc --micro-batch 4
   python -m nexttransformer.report $run $demo/runs/mhc --output $demo/compare.html
 TEXT
