@@ -26,7 +26,7 @@ EXCERPT_BUNDLE = "core_excerpt"
 # SHA-256 of the `tasks.json` of each CORE bundle; `tasks.json` names the digest of every data file.
 BUNDLE_TASKS_DIGESTS = {
     FULL_BUNDLE: "c3d8cdffe20ad41bad240d86b6792e47ff70750c514e80ff5ac0b5fca571d187",
-    EXCERPT_BUNDLE: "e042b46ea814e2c6ca8cd65107d4a93709ed2e59f85e78f62d02e82cdb4d8afd",
+    EXCERPT_BUNDLE: "ca3d24f8cd7035b43bfd8c004ca2b3483a53469a85ed0d4263cf2ac906cd3544",
 }
 
 
