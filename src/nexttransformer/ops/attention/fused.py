@@ -42,8 +42,9 @@ def attention_fused(
         # Outside a compiled graph flex_attention would materialize the scores.
         o = flex_attention(q, k, v, block_mask=plan.block_mask)
     elif is_full and num_queries == num_keys:
-        backend = _BACKENDS[plan.backend] if plan is not None and plan.backend in _BACKENDS else _BACKENDS["flash"]
-        with sdpa_kernel(backend):
+        # cuDNN builds a plan for every new shape, so the odd lengths of evaluation take flash.
+        backend = plan.backend if is_planned and plan.backend in _BACKENDS else "flash"
+        with sdpa_kernel(_BACKENDS[backend]):
             o = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     elif is_full and num_queries == 1:
         o = functional.scaled_dot_product_attention(q, k, v)
