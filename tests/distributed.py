@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 LIMIT_SECONDS = 120.0
-_PRELOADED = ["torch", "torch.distributed", "nexttransformer.training.checkpoint"]
+_PRELOADED = ["torch", "torch.distributed", "torch._dynamo", "nexttransformer.training.attempt"]
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(_PRELOADED)

@@ -1,6 +1,8 @@
 """The training forward pass as one module, and how it is compiled (CUDA only)."""
 
 import os
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -75,12 +77,18 @@ def compile_in_place(forward: TrainingForward, settings: CompileSettings) -> Non
 
 def num_graphs() -> int:
     """Returns how many graphs torch has compiled in this process."""
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    return int(_dynamo_counters().get("stats", {}).get("unique_graphs", 0))
 
 
 def graph_breaks() -> list[str]:
     """Returns the reasons why compiled code was cut, each once."""
-    return sorted(str(reason).splitlines()[0] for reason in torch._dynamo.utils.counters["graph_break"])
+    return sorted(str(reason).splitlines()[0] for reason in _dynamo_counters().get("graph_break", {}))
+
+
+def _dynamo_counters() -> Mapping[str, Mapping[str, int]]:
+    # Importing the compiler takes seconds; where nobody did, nothing was compiled.
+    dynamo = sys.modules.get("torch._dynamo")
+    return dynamo.utils.counters if dynamo is not None else {}
 
 
 def set_cache_folders(cache_root: Path, world: World) -> None:

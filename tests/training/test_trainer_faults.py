@@ -1,0 +1,200 @@
+"""What stops a run: requests, non-finite numbers, missing gradients, lost ranks, full disks (F08, F11, F13, F15, F21)."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from tests.distributed import RanksFailed
+from tests.training.trainer_runs import SHORT, arguments, checkpoint_tensors, events, metrics, state, train
+
+from nexttransformer import prepare_data
+from nexttransformer.training import trackers
+
+OK = (0, "")
+
+
+@pytest.mark.dist
+def test_every_kind_of_stop_saves_the_same_update_on_all_ranks(prepared_site, tmp_path):
+    folder = tmp_path / "run"
+    words = arguments(prepared_site, folder, "--updates", "6", micro_batch=4)
+    cases = [(2, 1, "SIGTERM"), (3, 1, "SIGUSR1"), (4, 0, "SIGINT"), (5, 0, f"touch {folder / 'stop_requested'}")]
+    for update, rank, what in cases:
+        assert train(words, world_size=2, faults=[("nats", update - 1, rank, what)]) == [OK, OK]
+        assert (state(folder)["status"], state(folder)["update"]) == ("stopped", update)
+        assert (folder / f"checkpoint_{update:08d}/complete.json").exists()
+        assert events(folder, "attempt_end")[-1]["value"] == "stopped"
+    found = [(event["update"], event["meta"]["rank"], event["value"]) for event in events(folder, "stop_requested")]
+    assert found == [(update, rank, what.split()[0].replace("touch", "stop_file")) for update, rank, what in cases]
+    assert (folder / "stop_requested").exists()
+    assert train(words, world_size=2) == [OK, OK]
+    assert not (folder / "stop_requested").exists()
+    assert state(folder)["status"] == "finished"
+    assert [line["update"] for line in metrics(folder)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_time_limit(prepared_site, tmp_path):
+    words = arguments(prepared_site, tmp_path / "run", "--updates", "6", "--stop-minutes", "0.0001")
+    assert train(words) == [OK]
+    assert state(tmp_path / "run")["update"] == 1
+    assert events(tmp_path / "run", "stop_requested")[0]["value"] == "time_limit"
+
+
+def test_saves_by_time(prepared_site, tmp_path):
+    words = arguments(prepared_site, tmp_path / "run", "--updates", "3", "--save-minutes", "0", "--keep-checkpoints", "1")
+    assert train(words) == [OK]
+    saved = events(tmp_path / "run", "checkpoint_saved")
+    assert [(event["update"], event["meta"]["reason"]) for event in saved] == [(1, "time"), (2, "time"), (3, "final")]
+    assert [path.name for path in sorted((tmp_path / "run").glob("checkpoint_*"))] == ["checkpoint_00000003"]
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("fault", "meta"),
+    [
+        (("nats", 3, 1, "nan"), {"ranks": [1], "update": 4, "parameters": []}),
+        (("gradients", 3, 0, "infinite_gradient"), {"ranks": [], "update": 4, "parameters": ["lm_head.weight"]}),
+    ],
+)
+def test_nonfinite_numbers_stop_all_ranks_before_the_update(prepared_site, tmp_path, fault, meta):
+    folder = tmp_path / "run"
+    words = arguments(prepared_site, folder, "--updates", "6", micro_batch=4)
+    # Save at update 2, which no later save replaces.
+    assert train(words, world_size=2, faults=[("nats", 1, 0, "SIGTERM")]) == [OK, OK]
+    assert train(words, world_size=2, faults=[fault]) == [(1, ""), (1, "")]
+    (event,) = events(folder, "nonfinite")
+    assert event["update"] == 3 and event["meta"] == meta
+    assert (state(folder)["status"], state(folder)["update"]) == ("failed", 3)
+    assert events(folder, "attempt_end")[-1]["value"] == "failed"
+    assert [line["update"] for line in metrics(folder)] == [1, 2, 3]
+    tensors = checkpoint_tensors(folder / "checkpoint_00000002")
+    assert all(torch.isfinite(tensor).all() for tensor in tensors.values())
+    assert not (folder / "train.lock").exists()
+
+
+def test_a_missing_gradient_is_an_error_by_name(prepared_site, tmp_path, capsys, monkeypatch):
+    from nexttransformer.models.decoder import Decoder
+
+    original = Decoder.forward
+
+    def forward(self, ids_BT, targets_BT=None):
+        with torch.no_grad():
+            kept = self.backout_lambda.clone()
+        self.backout_lambda.requires_grad_(False)
+        try:
+            return original(self, ids_BT, targets_BT)
+        finally:
+            self.backout_lambda.requires_grad_(True)
+            assert self.backout_lambda.equal(kept)
+
+    monkeypatch.setattr(Decoder, "forward", forward)
+    assert train(arguments(prepared_site, tmp_path / "run", "--updates", "2")) == [(1, "")]
+    assert "No gradient after the first backward pass: backout_lambda." in capsys.readouterr().err
+
+
+def test_too_little_space_is_refused_before_update_1(prepared_site, tmp_path, monkeypatch):
+    class Usage(NamedTuple):
+        total: int
+        used: int
+        free: int
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9 - 1000, 1000))
+    ((code, message),) = train(arguments(prepared_site, tmp_path / "run"))
+    assert code == 2
+    assert "too little space for 3 checkpoints" in message and "free 1,000 bytes" in message
+    assert not (tmp_path / "run/run.json").exists() and not (tmp_path / "run/train.lock").exists()
+
+
+def test_too_little_data_is_refused_before_update_1(tmp_path):
+    site = tmp_path / "site.json"
+    site.write_text(json.dumps({"data_root": "data", "cache_root": "cache"}))
+    words = ["--protocol", "test-v1", "--site-config", str(site), "--workers", "1", "--updates", "6"]
+    assert prepare_data.main(words) == 0
+    ((code, message),) = train(arguments(site, tmp_path / "run"))
+    assert code == 2
+    assert "20 updates x 8 rows need 160 rows, 48 are stored (6 updates)" in message
+    assert not (tmp_path / "run/run.json").exists()
+
+
+@pytest.mark.dist
+def test_a_damaged_row_is_named_on_all_ranks(prepared_site, tmp_path):
+    shutil.copytree(prepared_site.parent / "data", tmp_path / "data")
+    site = tmp_path / "site.json"
+    site.write_text(json.dumps({"data_root": "data", "cache_root": "cache"}))
+    path = next((tmp_path / "data/test-v1/train").glob("*.rows.*"), None) or sorted(
+        (tmp_path / "data/test-v1/train").iterdir(), key=lambda file: file.stat().st_size
+    )[-1]
+    content = bytearray(path.read_bytes())
+    content[129 * 2 * (2 * 8 + 6) + 10] ^= 1
+    path.write_bytes(content)
+    words = arguments(site, tmp_path / "run", "--updates", "6", micro_batch=4)
+    assert train(words, world_size=2) == [(1, ""), (1, "")]
+    assert [line["update"] for line in metrics(tmp_path / "run")] == [1, 2]
+    assert state(tmp_path / "run")["status"] == "failed"
+
+
+def test_trackers_may_fail(prepared_site, tmp_path, monkeypatch, capsys):
+    class Broken:
+        def __init__(self, *arguments: object) -> None:
+            pass
+
+        def log(self, values: dict[str, float], update: int) -> None:
+            raise ConnectionError("no network")
+
+        def close(self) -> None:
+            raise SystemExit(3)
+
+    def absent(*arguments: object) -> trackers.Tracker:
+        raise ImportError("No module named 'trackio'")
+
+    logged: list[tuple[int, float]] = []
+
+    class Good(Broken):
+        def log(self, values: dict[str, float], update: int) -> None:
+            logged.append((update, values["train/loss_nats"]))
+
+    monkeypatch.setattr(trackers, "TRACKERS", {"wandb": Broken, "trackio": absent, "tensorboard": Good})
+    site = tmp_path / "site.json"
+    root = prepared_site.parent / "data"
+    names = ["wandb", "trackio", "tensorboard"]
+    site.write_text(json.dumps({"data_root": str(root), "cache_root": "cache", "trackers": names}))
+    folder = tmp_path / "run"
+    words = arguments(site, folder, "--updates", "4")
+    assert train(words, faults=[("nats", 1, 0, "SIGTERM")]) == [OK]
+    before = (folder / "metrics.jsonl").read_bytes()
+    assert train(words) == [OK]
+    assert (folder / "metrics.jsonl").read_bytes().startswith(before)
+    assert [line["update"] for line in metrics(folder)] == [1, 2, 3, 4]
+    assert logged == [(line["update"], line["loss_nats"]) for line in metrics(folder)]
+    errors = capsys.readouterr().err
+    assert "tracker wandb switched off (ConnectionError: no network)" in errors
+    assert "tracker trackio switched off (ImportError: No module named 'trackio')" in errors
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [("SIGKILL", "is dead or frozen"), ("sleep", "hangs: no update for"), ("raise", "failed: ValueError: injected")],
+)
+def test_a_lost_rank_ends_the_job_by_name(prepared_site, tmp_path, capfd, rank, what, line):
+    folder = tmp_path / "run"
+    words = arguments(prepared_site, folder, micro_batch=4)
+    with pytest.raises(RanksFailed) as caught:
+        train(words, world_size=2, faults=[("nats", 4, rank, what)], limits=SHORT, limit_seconds=60)
+    codes = caught.value.exit_codes
+    assert all(code not in (0, None) for code in codes), codes
+    errors = capfd.readouterr().err
+    if (rank, what) == (0, "SIGKILL"):
+        # Rank 0 keeps the key-value store under this test's launcher, so its end is all that can be said.
+        assert "Rank 0" in errors
+        return
+    assert f"Rank {rank} on" in errors and line in errors
+    assert state(folder)["status"] == "failed"
+    survivors = {0, 1} - ({rank} if what == "SIGKILL" else set())
+    assert {path.name for path in Path(folder / "logs").glob("stacks_*")} == {
+        f"stacks_rank_{each:05d}.txt" for each in survivors
+    }
