@@ -78,5 +78,5 @@ cat <<TEXT
 Next, train another method on the same data and compare the two:
   source launch/env.sh --site-config $demo/site.json
   launch/train.sh --config configs/residual/mhc.json --protocol demo-v1 --output $demo/runs/mhc --micro-batch 4
-  python -m nexttransformer.report $run $demo/runs/mhc --output $demo/compare.html
 TEXT
+! has report || printf '  python -m nexttransformer.report %s %s --output %s\n' "$run" "$demo/runs/mhc" "$demo/compare.html"
