@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from nexttransformer.evaluation.bundle import LANGUAGE_MODELING, MULTIPLE_CHOICE, SCHEMA, Bundle, Task, load_bundle
-from nexttransformer.evaluation.core import prepare_core, score_core
+from nexttransformer.evaluation.core import score_core
 from nexttransformer.evaluation.core_result import CoreResult
+from nexttransformer.evaluation.preparation import prepare_core
 from nexttransformer.evaluation.questions import PromptRules
 from nexttransformer.protocol import BUNDLE_TASKS_DIGESTS, FULL_BUNDLE
 

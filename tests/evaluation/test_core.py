@@ -21,9 +21,9 @@ from nexttransformer.evaluation.bundle import (
     Task,
     load_bundle,
 )
-from nexttransformer.evaluation.core import prepare_core
 from nexttransformer.evaluation.core_result import CoreResult, TaskResult, centered
 from nexttransformer.evaluation.decisions import SpanScores, decide
+from nexttransformer.evaluation.preparation import prepare_core
 from nexttransformer.evaluation.questions import PromptRules, TaskQuestions, make_questions
 from nexttransformer.evaluation.runner import BatchRunner
 from nexttransformer.models import Decoder, build_model

@@ -280,16 +280,16 @@ def test_a_formal_runs_own_evaluation_is_never_limited(
 def test_a_missing_value_is_written_and_ends_in_exit_code_1(
     checkpoint: Path, prepared_site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from nexttransformer.evaluation import core
+    from nexttransformer.evaluation import preparation
 
-    original = core.make_questions
+    original = preparation.make_questions
 
     def failing(number: int, task: Any, *rest: Any) -> Any:
         if task.label == "copa":
             raise NextTransformerError("broken on purpose")
         return original(number, task, *rest)
 
-    monkeypatch.setattr(core, "make_questions", failing)
+    monkeypatch.setattr(preparation, "make_questions", failing)
     output = tmp_path / "out.json"
     assert evaluate.main(words(checkpoint, output, prepared_site, "--eval", "core")) == 1
     record = EvaluationRecord.read(output)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from nexttransformer.errors import RunFailure
+from nexttransformer.evaluation.failures import describe
 from nexttransformer.evaluation.progress import Progress
-from nexttransformer.evaluation.runner import describe
 
 # Below this a model has seen the future, or the byte table is wrong.
 IMPLAUSIBLE_BPB = 0.5
@@ -116,7 +116,8 @@ def score_split(
     try:
         parts = list(_score_rows(model, reader, byte_lengths, indices, micro_batch, device, progress, split))
         nothing = row_sums(np.zeros((0, 1)), np.zeros((0, 1), dtype=np.int32))
-        own = _RankSums(indices, *(np.concatenate(sums) for sums in zip(nothing, *parts, strict=True)))
+        nats, num_bytes, counted = (np.concatenate(sums) for sums in zip(nothing, *parts, strict=True))
+        own = _RankSums(indices, nats, num_bytes, counted)
     except Exception as problem:  # noqa: BLE001 - told on rank 0 after the gather, so that no process waits in vain
         nothing = np.zeros(0)
         own = _RankSums(nothing, nothing, nothing, nothing, f"{split}: rank {rank}: {describe(problem)}")

@@ -12,9 +12,8 @@ from nexttransformer.evaluation.bundle import Bundle
 from nexttransformer.evaluation.core_result import CoreResult, TaskResult
 from nexttransformer.evaluation.decisions import Answer, decide
 from nexttransformer.evaluation.progress import Progress
-from nexttransformer.evaluation.prompts import check_enough_rows, evaluation_rows
-from nexttransformer.evaluation.questions import PromptRules, TaskQuestions, TextEncoder, make_questions
-from nexttransformer.evaluation.runner import BatchRunner, StatefulModel, describe
+from nexttransformer.evaluation.questions import TaskQuestions
+from nexttransformer.evaluation.runner import BatchRunner, StatefulModel
 
 UNANSWERED = -1
 
@@ -36,28 +35,6 @@ class _RankAnswers:
             self.errors.setdefault(answer.task, answer.error)
         self.answers[answer.task][answer.index] = answer.is_correct
         self.num_near_ties[answer.task] += int(answer.is_near_tie)
-
-
-def prepare_core(
-    bundle: Bundle, encoder: TextEncoder, rules: PromptRules, *, limit: int | None = None
-) -> list[TaskQuestions]:
-    """Makes the questions of all tasks, in bundle order. A task that fails carries its error and no questions.
-
-    Raises:
-        ConfigError: if `limit` leaves a task with too few rows for its shots.
-    """
-    check_enough_rows(bundle.tasks, limit)
-    prepared = []
-    for number, task in enumerate(bundle.tasks):
-        if task.file not in bundle.rows:
-            prepared.append(TaskQuestions(num_rows=0, error=f"{task.file} is missing"))
-            continue
-        rows = evaluation_rows(bundle.rows[task.file], limit)
-        try:
-            prepared.append(make_questions(number, task, rows, encoder, rules))
-        except Exception as problem:  # noqa: BLE001 - becomes the error of its task, and CORE is null
-            prepared.append(TaskQuestions(num_rows=len(rows), error=describe(problem)))
-    return prepared
 
 
 def score_core(

@@ -1,5 +1,6 @@
 """What an evaluation reads besides the model: tokenizer, validation rows, CORE bundle, all checked by digest."""
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,13 +9,17 @@ from nexttransformer.data.loader import RowReader
 from nexttransformer.data.manifest import Manifest, check_protocol, load_manifest
 from nexttransformer.data.tokenizer import FILE_NAME as TOKENIZER_NAME
 from nexttransformer.data.tokenizer import Tokenizer
+from nexttransformer.data.workers import default_num_workers
 from nexttransformer.errors import ConfigError, DataError, join_problems
 from nexttransformer.evaluation.bundle import EXCERPT_FOLDER, Bundle, load_bundle
-from nexttransformer.evaluation.core import prepare_core
+from nexttransformer.evaluation.preparation import prepare_core
 from nexttransformer.evaluation.questions import PromptRules, TaskQuestions
 from nexttransformer.protocol import BUNDLE_TASKS_DIGESTS, EXCERPT_BUNDLE, Protocol
 from nexttransformer.site_config import SiteConfig
 from nexttransformer.training.checkpoint_schema import CheckpointDigests
+
+MAX_WORKERS = 8
+MIN_ROWS_FOR_WORKERS = 10_000
 
 
 @dataclass
@@ -46,8 +51,18 @@ class EvaluationInputs:
                 max_prompt_tokens=self.protocol.core_max_prompt_tokens,
                 is_strict=is_strict,
             )
-            self._prepared[key] = prepare_core(self.bundle, self.tokenizer, rules, limit=limit)
+            num_workers = _num_workers(self.bundle, limit)
+            self._prepared[key] = prepare_core(self.bundle, self.tokenizer, rules, limit=limit, num_workers=num_workers)
         return self._prepared[key]
+
+
+def _num_workers(bundle: Bundle, limit: int | None) -> int:
+    """Processes to encode in: this rank's share of the cores, or none extra for little work."""
+    num_rows = sum(task.num_rows if limit is None else min(limit, task.num_rows) for task in bundle.tasks)
+    if num_rows < MIN_ROWS_FOR_WORKERS:
+        return 1
+    num_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    return max(1, min(MAX_WORKERS, default_num_workers() // num_local_ranks))
 
 
 def open_inputs(

@@ -1,6 +1,5 @@
 """CORE rows as token ids: encoding by block, spans to score, and the counts reported per task."""
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,9 +10,6 @@ from nexttransformer.evaluation import prompts
 from nexttransformer.evaluation.bundle import LANGUAGE_MODELING, MULTIPLE_CHOICE, SCHEMA, Row, Task
 
 Ids = np.ndarray
-
-MAX_THREADS = 8
-CHUNK_TEXTS = 256
 
 
 class TextEncoder(Protocol):
@@ -146,14 +142,7 @@ def _encode(task: Task, rows: list[Row], encoder: TextEncoder, rules: PromptRule
 
 
 def _encode_all(encoder: TextEncoder, texts: list[str]) -> list[Ids]:
-    """Encodes texts in threads (the encoder works outside the interpreter lock); the order is kept."""
-
-    def encode_chunk(chunk: list[str]) -> list[Ids]:
-        return [np.array(encoder.encode(text), dtype=np.int32) for text in chunk]
-
-    chunks = [texts[start : start + CHUNK_TEXTS] for start in range(0, len(texts), CHUNK_TEXTS)]
-    with ThreadPoolExecutor(MAX_THREADS) as pool:
-        return [ids for encoded in pool.map(encode_chunk, chunks) for ids in encoded]
+    return [np.array(encoder.encode(text), dtype=np.int32) for text in texts]
 
 
 def _question(

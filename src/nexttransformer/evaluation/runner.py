@@ -1,6 +1,5 @@
 """Runs CORE batches on a model: scores at span positions only, halving a batch that does not fit."""
 
-import traceback
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -9,9 +8,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from nexttransformer.errors import NextTransformerError
 from nexttransformer.evaluation.batches import Batch, BatchArrays, make_arrays
 from nexttransformer.evaluation.decisions import SpanScores
+from nexttransformer.evaluation.failures import describe
 from nexttransformer.models.state import map_state
 
 # Logits of so many positions exist at once: 268 MB in float32 for 32,768 ids.
@@ -121,12 +120,3 @@ def _collect(arrays: BatchArrays, results: list[Tensor]) -> SpanScores | str:
     except Exception as problem:  # noqa: BLE001 - becomes the error of its tasks, and CORE is null
         return describe(problem)
     return SpanScores(arrays.segments, nats, is_argmax > 0, lead)
-
-
-def describe(problem: Exception) -> str:
-    """Returns one line for a result's `error`: our own messages as they are, others with type and place."""
-    if isinstance(problem, NextTransformerError):
-        return str(problem)
-    frame = traceback.extract_tb(problem.__traceback__)[-1]
-    text = " ".join(str(problem).split())
-    return f"{type(problem).__name__}: {text[:300]} (in {frame.name}, line {frame.lineno})"

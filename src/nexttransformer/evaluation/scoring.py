@@ -115,10 +115,11 @@ def evaluate_model(
         if want_core:
             assert inputs.bundle is not None
             is_strict = subject.mode == "formal"
+            questions = on_all_ranks(lambda: inputs.core_questions(limit=limit, is_strict=is_strict), collectives)
             result = score_core(
                 model,
                 inputs.bundle,
-                inputs.core_questions(limit=limit, is_strict=is_strict),
+                questions,
                 pad_id=tokenizer.bos_id,
                 device=device,
                 batch_tokens=protocol.core_batch_tokens,
