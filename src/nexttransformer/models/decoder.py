@@ -4,6 +4,9 @@ Equals the base of karpathy/nanochat (nanochat/gpt.py); mixers and the residual 
 Parameter names are nanochat's and are an interface: published weights load strictly.
 """
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
@@ -116,12 +119,20 @@ class Decoder(Part):
     def init_weights(self, seed: int) -> None:
         """Draws every parameter on the CPU from its own generator, independent of device and other tensors."""
         specs = self.parameter_specs()
-        for name, parameter in self.named_parameters():
+
+        def draw(item: tuple[str, nn.Parameter]) -> None:
+            name, parameter = item
             spec = specs[name]
             drawn = spec.init(spec.shape, tensor_generator(seed, name))
             if drawn.shape != parameter.shape or drawn.dtype != torch.float32:
                 raise ValueError(f"{name}: initialization gave {tuple(drawn.shape)} {drawn.dtype}")
-            parameter.copy_(drawn)
+            # The gradient mode belongs to a thread.
+            with torch.no_grad():
+                parameter.copy_(drawn)
+
+        # One generator draws on one core; with one per tensor the cores share the work.
+        with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
+            list(pool.map(draw, self.named_parameters()))
 
     def prepare(self, device: torch.device) -> None:
         """Builds the rotary table and the mixers' masks for the context on `device`, so that compilation sees them."""
