@@ -299,15 +299,17 @@ def test_a_missing_value_is_written_and_ends_in_exit_code_1(
     assert "Missing: copa: broken on purpose" in capsys.readouterr().out
 
 
-def test_the_table_shows_every_task_and_count(evaluated: EvaluationRecord) -> None:
+def test_the_table_shows_every_task_and_count_in_80_columns(evaluated: EvaluationRecord) -> None:
     text = io.StringIO()
-    print_record(evaluated, Console(file=text, width=140))
+    print_record(evaluated, Console(file=text, width=80))
     assert evaluated.core is not None
-    for expected in (
-        "BPB val_curve",
-        "BPB val_final",
-        "near ties",
-        "limited",
-        *(t.label for t in evaluated.core.tasks),
-    ):
-        assert expected in text.getvalue()
+    lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    assert max(map(len, lines)) < 80 and "\N{HORIZONTAL ELLIPSIS}" not in text.getvalue()
+    shown = {line.split()[0]: line.split() for line in lines if line}
+    for task in evaluated.core.tasks:
+        assert shown[task.label][1] == f"{100 * (task.accuracy or 0):.2f}"
+        assert shown[task.label][4] == f"{task.rows:,}"
+    for split, score in evaluated.bpb.items():
+        assert any(line.split()[:3] == ["BPB", split, f"{score.bpb:.6f}"] for line in lines if line)
+    for name in ("cut", "fallback", "empty", "ties", "limited"):
+        assert name in text.getvalue()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -162,36 +163,52 @@ def write_record(path: Path, record: EvaluationRecord) -> None:
 
 
 def print_record(record: EvaluationRecord, console: Console) -> None:
-    """Prints one table: BPB, CORE, and every task with its counts."""
-    table = Table(title=f"{record.method}, update {record.update:,} ({record.mode}, {record.protocol.id})")
-    table.add_column("measure")
-    for name in ("value", "centered v1", "centered v2", "rows", "cut", "fallback", "empty", "near ties"):
-        table.add_column(name, justify="right")
+    """Prints one table: BPB, CORE, and every task with its counts; 80 columns are enough without cut prompts."""
+    tasks = record.core.tasks if record.core is not None else []
+    # What is 0 for every task becomes a line below: together with it the table would not fit 80 columns.
+    counts = {
+        "cut": [task.num_cut for task in tasks],
+        "fallback": [task.num_prefix_fallbacks for task in tasks],
+        "empty": [task.num_empty_spans for task in tasks],
+        "near ties": [task.num_near_ties for task in tasks],
+    }
+    shown = {name: values for name, values in counts.items() if any(values)}
+    table = Table(
+        title=f"{record.method}, update {record.update:,} ({record.mode}, {record.protocol.id})",
+        box=box.SIMPLE_HEAD,
+        padding=0,
+    )
+    table.add_column("measure", no_wrap=True)
+    for name in ("value", "centered v1", "centered v2", "rows", *shown):
+        table.add_column(name.replace(" ", "\n"), justify="right")
     for split, score in record.bpb.items():
-        note = "" if score.bpb >= IMPLAUSIBLE_BPB else " implausible: does the model see the future?"
-        table.add_row(f"BPB {split}{note}", f"{score.bpb:.6f}", "", "", f"{score.rows:,}")
+        table.add_row(f"BPB {split}", f"{score.bpb:.6f}", "", "", f"{score.rows:,}")
     if record.core is not None:
-        _add_core(table, record.core)
+        _add_core(table, record.core, shown)
     console.print(table)
+    if absent := [name for name in counts if name not in shown and tasks]:
+        console.print(f"0 in every task: {', '.join(absent)}.", markup=False, highlight=False)
+    for split, score in record.bpb.items():
+        if score.bpb < IMPLAUSIBLE_BPB:
+            console.print(f"Implausible BPB of {split}: does the model see the future?", markup=False, highlight=False)
     for line in record.errors:
         console.print(f"Missing: {line}", markup=False, highlight=False)
 
 
-def _add_core(table: Table, core: CoreScore) -> None:
-    def shown(value: float | None) -> str:
+def _add_core(table: Table, core: CoreScore, counts: dict[str, list[int]]) -> None:
+    def percent(value: float | None) -> str:
         return "-" if value is None else f"{100 * value:.2f}"
 
     table.add_section()
-    for task in core.tasks:
-        counts = (task.rows, task.num_cut, task.num_prefix_fallbacks, task.num_empty_spans, task.num_near_ties)
-        values = (shown(task.accuracy), shown(task.centered_v1), shown(task.centered_v2))
-        table.add_row(task.label, *values, *(f"{count:,}" for count in counts))
+    for index, task in enumerate(core.tasks):
+        values = (percent(task.accuracy), percent(task.centered_v1), percent(task.centered_v2), f"{task.rows:,}")
+        table.add_row(task.label, *values, *(f"{of_tasks[index]:,}" for of_tasks in counts.values()))
     table.add_section()
     num_rows = f"{sum(task.rows for task in core.tasks):,}"
     if core.core_limited is not None:
-        table.add_row("CORE, limited rows (not comparable)", "", shown(core.core_limited), "", num_rows)
+        table.add_row("CORE, limited: not comparable", "", percent(core.core_limited), "", num_rows)
     else:
-        table.add_row("CORE", "", shown(core.core_v1), shown(core.core_v2), num_rows)
+        table.add_row("CORE", "", percent(core.core_v1), percent(core.core_v2), num_rows)
 
 
 def as_core_score(value: dict[str, Any]) -> CoreScore:
