@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from tests.models.tiny import golden_model, golden_tokens
 
 from nexttransformer.optim.groups import partition_parameters
 from nexttransformer.optim.optimizer import Optimizer
 from nexttransformer.protocol import FORMAL_V1
 from nexttransformer.training.compiling import TrainingForward
+from tests.models.tiny import golden_model, golden_tokens
 
 LOSSES = (6.595600, 6.687869, 6.642654, 6.690170, 6.773182, 6.631087)
 

@@ -4,6 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+
+from nexttransformer.training.events import read_events
+from nexttransformer.training.metrics import read_metrics
 from tests.training.trainer_runs import (
     CONFIG,
     arguments,
@@ -14,9 +17,6 @@ from tests.training.trainer_runs import (
     state,
     train,
 )
-
-from nexttransformer.training.events import read_events
-from nexttransformer.training.metrics import read_metrics
 
 OK = (0, "")
 
@@ -48,7 +48,9 @@ def test_stop_and_resume_twice_is_bit_identical(prepared_site, tmp_path):
     assert digests[0] == digests[1]
     starts = events(parts, "attempt_start")
     assert [start["meta"]["resumed_update"] for start in starts] == [0, 7, 13]
-    assert starts[1]["meta"]["resumed_complete_digest"] == events(parts, "checkpoint_saved")[1]["meta"]["complete_digest"]
+    assert (
+        starts[1]["meta"]["resumed_complete_digest"] == events(parts, "checkpoint_saved")[1]["meta"]["complete_digest"]
+    )
     assert state(parts)["status"] == "finished"
     # Nothing is left to do, and nothing is written.
     before = (parts / "events.jsonl").read_bytes()
@@ -61,12 +63,12 @@ def test_world_size_and_micro_batch_change_nothing_but_rounding(prepared_site, t
     results = {}
     for world_size, micro_batch in ((1, 8), (1, 3), (2, 1), (3, 8), (4, 3)):
         folder = tmp_path / f"{world_size}x{micro_batch}"
-        words = arguments(prepared_site, folder, "--updates", "6", micro_batch=micro_batch)
+        words = arguments(prepared_site, folder, "--updates", "4", micro_batch=micro_batch)
         fill = [("initialized", 0, rank, "fill") for rank in range(world_size)]
         assert train(words, world_size=world_size, faults=fill) == [OK] * world_size
         lines = metrics(folder)
         assert all((line["rows"], line["tokens"]) == (8, 1024) for line in lines)
-        results[world_size, micro_batch] = (lines, checkpoint_tensors(folder / "checkpoint_00000006"))
+        results[world_size, micro_batch] = (lines, checkpoint_tensors(folder / "checkpoint_00000004"))
     expected, tensors = results.pop((1, 8))
     exact = ("update", "rows_hash", "data_chain", "learning_rates", "muon_momentum", "muon_weight_decay", "tokens_seen")
     for case, (lines, found) in results.items():
@@ -81,15 +83,17 @@ def test_world_size_and_micro_batch_change_nothing_but_rounding(prepared_site, t
 def test_resume_at_other_world_sizes(prepared_site, tmp_path):
     straight, mixed = tmp_path / "straight", tmp_path / "mixed"
     fill = [("initialized", 0, rank, "fill") for rank in range(4)]
-    assert train(arguments(prepared_site, straight), faults=fill) == [OK]
-    words = arguments(prepared_site, mixed, micro_batch=2)
-    for world_size, until in ((2, 5), (1, 9), (4, 14), (2, None)):
+    assert train(arguments(prepared_site, straight, "--updates", "8"), faults=fill) == [OK]
+    words = arguments(prepared_site, mixed, "--updates", "8", micro_batch=2)
+    for world_size, until in ((2, 2), (1, 4), (4, 6), (2, None)):
         faults = [*fill, *(stop_after(until, mixed) if until else [])]
         assert train(words, world_size=world_size, faults=faults) == [OK] * world_size
     keys = ("update", "rows_hash", "data_chain", "learning_rates")
     first, second = ([[line[key] for key in keys] for line in metrics(folder)] for folder in (straight, mixed))
     assert first == second
-    assert largest_difference(*(checkpoint_tensors(folder / "checkpoint_00000020") for folder in (straight, mixed))) < 1e-4
+    assert (
+        largest_difference(*(checkpoint_tensors(folder / "checkpoint_00000008") for folder in (straight, mixed))) < 1e-4
+    )
 
 
 @pytest.mark.dist
@@ -133,8 +137,8 @@ def test_another_run_is_refused(prepared_site, tmp_path):
     assert train(words, faults=stop_after(1, folder)) == [OK]
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
-    def refusal(*more: str, **options: Path) -> str:
-        ((code, message),) = train(arguments(prepared_site, folder, *more, **options))
+    def refusal(*more: str, config: Path = CONFIG) -> str:
+        ((code, message),) = train(arguments(prepared_site, folder, *more, config=config))
         assert code == 2
         return message
 

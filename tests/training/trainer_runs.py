@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from tests.distributed import run_ranks
 
 from nexttransformer.errors import NextTransformerError
 from nexttransformer.training.distributed import Limits
 from nexttransformer.training.options import parse_options
 from nexttransformer.training.session import Hook
+from tests.distributed import run_ranks
 
 CONFIG = Path(__file__).parents[2] / "configs/baseline/dense_full.json"
 # What a line of metrics says about the machine rather than the run.
@@ -128,6 +128,7 @@ def checkpoint_tensors(path: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for file in sorted(path.glob("*.safetensors")):
         tensors |= load_file(file)
+    assert tensors, f"{path} has no tensors"
     return tensors
 
 

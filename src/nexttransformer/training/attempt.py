@@ -18,7 +18,7 @@ from nexttransformer.training.run_folder import RunFolder
 from nexttransformer.training.session import Hook, Session, no_hook, open_session
 from nexttransformer.training.stop import StopRequests
 from nexttransformer.training.trainer import Outcome, Progress, progress_at_start, train
-from nexttransformer.training.watchdog import Watchdog
+from nexttransformer.training.watchdog import Watchdog, is_connection_error
 
 
 def run_training(options: TrainOptions, *, limits: Limits | None = None, hook: Hook = no_hook) -> int:
@@ -78,7 +78,13 @@ def _run_attempt(session: Session) -> int:
         return EXIT_FAILED
     except Exception as error:
         # This rank alone: the watchdogs tell the others, name the rank and end all processes.
-        traceback.print_exc()
+        if is_connection_error(error):
+            text = "lost the connection to another rank; waiting to hear which"
+            print(
+                f"rank {world.rank} on {world.host} {text}: {str(error).splitlines()[0]}", file=sys.stderr, flush=True
+            )
+        else:
+            traceback.print_exc()
         watchdog.explain(error)
         _note_lost_rank(session, f"rank {world.rank}: {type(error).__name__}")
         raise

@@ -8,17 +8,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from nexttransformer.errors import EXIT_USAGE, ConfigError
 from nexttransformer.training.collectives import Collectives, GroupCollectives, SingleProcess
 from nexttransformer.training.process_place import ProcessPlace
 
 _NETWORK_VARIABLES = ("NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE")
+
+
+class KeyValueStore(Protocol):
+    """What the watchdog asks of the store at which the processes met (`torch.distributed.Store`)."""
+
+    def set_timeout(self, timeout: timedelta) -> None: ...
+    def check(self, keys: list[str]) -> bool: ...
+    def get(self, key: str) -> bytes: ...
+    def set(self, key: str, value: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ class World:
     device: torch.device
     host: str
     control: Collectives
-    store: dist.Store | None = None
+    store: KeyValueStore | None = None
     group: dist.ProcessGroup | None = None
     limits: Limits = Limits()
 
@@ -131,7 +141,7 @@ def connect(place: ProcessPlace, limits: Limits, logs: Path | None = None) -> Wo
     if place.world_size == 1:
         return alone
     with _connection_report(place, host, limits):
-        store, rank, world_size = next(dist.rendezvous("env://", timeout=timedelta(seconds=limits.rendezvous)))
+        store, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=limits.rendezvous)))
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=store,
@@ -142,9 +152,16 @@ def connect(place: ProcessPlace, limits: Limits, logs: Path | None = None) -> Wo
         )
         control = dist.new_group(backend="gloo", timeout=timedelta(seconds=limits.control))
         group = dist.group.WORLD
-        assert group is not None
+        assert group is not None and isinstance(control, dist.ProcessGroup)
+    # A second connection: the watchdog's thread must not wait for calls of the first.
+    own_store: Any = store
     world = replace(
-        alone, rank=rank, world_size=world_size, control=GroupCollectives(control), store=store.clone(), group=group
+        alone,
+        rank=rank,
+        world_size=world_size,
+        control=GroupCollectives(control),
+        store=own_store.clone(),
+        group=group,
     )
     _test_connection(world, place)
     return _count_nodes(world, place)

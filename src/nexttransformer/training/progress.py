@@ -88,10 +88,10 @@ class ProgressLine:
             self.say(self._plan_text(line.update))
         text = self._text(line)
         if self.console.is_terminal:
-            if self._status is None:
-                self._status = self.console.status(text, spinner="dots")
-                self._status.start()
-            self._status.update(text)
+            status = self._status or self.console.status(text, spinner="dots")
+            status.start()
+            status.update(text)
+            self._status = status
         elif time.monotonic() - self._told > _PLAIN_SECONDS or line.update == self._last_update:
             self._told = time.monotonic()
             self.say(text)
@@ -102,17 +102,22 @@ class ProgressLine:
             self._status.stop()
             self._status = None
 
-    def tell_stop_cost(self, save_seconds: float | None, minutes_since_save: float) -> None:
-        """Says what a stop and a kill cost, compared with the lead that the batch file asks for."""
-        if not self._is_main or not self._seconds or save_seconds is None:
-            return
+    def tell_stop_cost(self, save_seconds: float, minutes_since_save: float) -> None:
+        """Says what a stop and a kill cost, compared with the lead that the batch file asks for.
+
+        Args:
+            save_seconds: duration of the last save.
+            minutes_since_save: work that a kill would lose now.
+        """
         cost = self._median() + save_seconds
+        text = f"a stop takes {cost:.1f} s (one update and a save)"
         lead = os.environ.get(STOP_LEAD_VARIABLE, "")
-        text = f"a stop takes {show_duration(cost)} (one update and a save)"
         if lead.isdigit():
-            enough = "enough" if cost < int(lead) else "TOO SHORT: raise it"
+            enough = "enough" if cost < int(lead) else "TOO SHORT: raise it, or work is lost"
             text += f", the batch file gives {lead} s: {enough}"
-        self.say(f"{text}; a kill now costs {show_duration(60 * minutes_since_save)} of work")
+        if minutes_since_save > 0:
+            text += f"; a kill now costs {show_duration(60 * minutes_since_save)} of work"
+        self.say(text)
 
     @property
     def is_stop_cost_due(self) -> bool:

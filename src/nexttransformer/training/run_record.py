@@ -21,8 +21,8 @@ from nexttransformer.training.checkpoint_load import Choice
 from nexttransformer.training.distributed import World
 from nexttransformer.training.options import TrainOptions
 from nexttransformer.training.run_folder import new_run_id
-from nexttransformer.training.strict_record import utc_now
 from nexttransformer.training.shares import rank_rows
+from nexttransformer.training.strict_record import utc_now
 from nexttransformer.training.versions import device_name, host_hash, versions
 
 SAFETENSORS_FLOAT32 = "F32"

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from nexttransformer.checking import require_config
 from nexttransformer.errors import ProtocolError, join_problems
 from nexttransformer.models import Decoder, build_model
 from nexttransformer.models.budget import Budget
@@ -175,6 +176,10 @@ def _check_formal(options: TrainOptions, data: RunData) -> list[str]:
     except ProtocolError as error:
         problems.append(str(error))
     try:
+        require_config(options.config, options.protocol)
+    except ProtocolError as error:
+        problems.append(str(error))
+    try:
         warnings = check_formal_data(data, options.protocol)
     except ProtocolError as error:
         problems.append(str(error))
@@ -252,6 +257,7 @@ def _open_journal(options: TrainOptions, world: World, folder: RunFolder, plan: 
             folder=folder.logs,
         )
     journal = Journal(folder, plan.attempt, is_main=world.is_main, trackers=trackers)
+    journal.last_update = choice.update
     if choice.path is not None and choice.path.parent.resolve() == folder.root.resolve():
         journal.checkpoint(choice.path, is_new=False)
     return journal

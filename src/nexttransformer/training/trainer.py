@@ -35,7 +35,7 @@ from nexttransformer.training.saving import Saver, SaveReason, save_updates
 from nexttransformer.training.session import Session
 from nexttransformer.training.stop import StopRequests, StopSource
 from nexttransformer.training.update_totals import LocalTotals, UpdateTotals, gradient_norm, reduce_totals
-from nexttransformer.training.watchdog import WAITING, Watchdog
+from nexttransformer.training.watchdog import REDUCING, WAITING, Watchdog
 from nexttransformer.training.weights_digest import weights_digest
 
 # Gradients are reduced in buckets of about this size, in the order in which the backward pass makes them.
@@ -102,7 +102,7 @@ def train(session: Session, state: Progress, stops: StopRequests, watchdog: Watc
                 watchdog.at("computing gradients")
                 model.set_step(update)
                 _seed_everything(options.seed, update)
-                nats = _accumulate_gradients(session, forward, batch)
+                nats = _accumulate_gradients(session, forward, batch, watchdog)
                 if update == first:
                     check_all_have_gradients(parameters)
                 hook("gradients", update, parameters)
@@ -143,14 +143,15 @@ def train(session: Session, state: Progress, stops: StopRequests, watchdog: Watc
                         gc.collect()
                         must_succeed = reason in ("stop", "final") or bool(due)
                         saved = saver.save(_trainer_state(session, state), reason, must_succeed=must_succeed)
-                        progress.tell_stop_cost(saver.seconds, 0.0)
+                        if saver.seconds is not None:
+                            progress.tell_stop_cost(saver.seconds, minutes_since_save=0.0)
                         if due and saved is not None and not totals.num_stops:
                             hook("evaluating", completed, session.folder)
                             weights = EvaluatedWeights.of_marker(saved.marker)
                             progress.evaluated(evaluations.run(model, journal, weights, due))
                             recompiles.settle()
                     began = time.monotonic()
-                elif progress.is_stop_cost_due:
+                elif progress.is_stop_cost_due and saver.seconds is not None:
                     progress.tell_stop_cost(saver.seconds, (time.monotonic() - saver.last_time) / 60)
                 if totals.num_stops:
                     _note_stop(session, source, completed)
@@ -211,7 +212,7 @@ def _seed_everything(seed: int, update: int) -> None:
     torch.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1)
 
 
-def _accumulate_gradients(session: Session, forward: nn.Module, batch: Batch) -> Tensor:
+def _accumulate_gradients(session: Session, forward: nn.Module, batch: Batch, watchdog: Watchdog) -> Tensor:
     """Runs forward and backward over this rank's micro-batches; returns its sum of nats (float64 scalar).
 
     Gradients are synchronized once, in the rank's last micro-batch; every rank then issues the same
@@ -228,6 +229,8 @@ def _accumulate_gradients(session: Session, forward: nn.Module, batch: Batch) ->
         with synchronization:
             loss, part_nats = forward(batch.ids_RT1[part], batch.weights_R[part])
             session.hook("nats", batch.update, part_nats)
+            if is_last:
+                watchdog.at(REDUCING)
             loss.backward()
         nats += part_nats
     return nats

@@ -56,7 +56,7 @@ class UpdateTotals:
 
 def gradient_norm(gradients: list[Tensor]) -> Tensor:
     """Returns the 2-norm over all gradients as a float64 scalar on their device."""
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)).double())
+    return torch.nn.utils.get_total_norm(gradients).double()
 
 
 def reduce_totals(world: World, local: LocalTotals, nats: Tensor, norm: Tensor) -> UpdateTotals:

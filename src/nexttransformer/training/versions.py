@@ -7,6 +7,7 @@ import os
 import platform
 
 import torch
+from torch.cuda.nccl import version as nccl_version
 
 from nexttransformer import __version__
 
@@ -24,7 +25,7 @@ def package_version(name: str) -> str | None:
 def versions() -> dict[str, str | None]:
     """Returns versions of python, torch, cuda, nccl, driver, triton, fla, accelerate and this package."""
     has_cuda = torch.cuda.is_available()
-    nccl = torch.cuda.nccl.version() if has_cuda and torch.distributed.is_nccl_available() else None
+    nccl = nccl_version() if has_cuda and torch.distributed.is_nccl_available() else None
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,

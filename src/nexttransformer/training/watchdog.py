@@ -21,12 +21,13 @@ from pathlib import Path
 import torch.distributed as dist
 
 from nexttransformer.errors import EXIT_FAILED
-from nexttransformer.training.distributed import World
+from nexttransformer.training.distributed import KeyValueStore, World
 
 _VERDICT = "nexttransformer/verdict"
 _FAILURE = "nexttransformer/failure"
 _NUM_MEDIAN_UPDATES = 101
 # Where a rank is when it needs the others to go on.
+REDUCING = "reducing gradients"
 WAITING = "waiting for all ranks"
 
 
@@ -166,7 +167,8 @@ class Watchdog:
                 if (problem := self._look_at(0, store)) is not None:
                     return problem
         except (RuntimeError, OSError):
-            return "Rank 0's process (or the launcher that keeps the key-value store) is gone."
+            host = self._seen[0][0].split(" ")[1] if self._seen.get(0, ("",))[0] else "an unknown host"
+            return f"Rank 0 on {host} (or the launcher that keeps the key-value store) is gone."
         silent = time.monotonic() - self._last
         # Rank 0 judges for all: it knows who is behind.
         if self._world.is_main and not self._is_resting and silent > self.stall_seconds:
@@ -182,7 +184,7 @@ class Watchdog:
             if text != "left":
                 raise
 
-    def _look_at(self, rank: int, store: dist.Store) -> str | None:
+    def _look_at(self, rank: int, store: KeyValueStore) -> str | None:
         now = time.monotonic()
         text = store.get(_key(rank)).decode() if store.check([_key(rank)]) else ""
         seen = self._seen.get(rank)
@@ -196,19 +198,19 @@ class Watchdog:
 
     def _name_stalled(self, silent: float) -> str:
         """Names the rank that is behind: the others wait for it inside a collective."""
-        behind = f"Rank {self._world.rank} on {self._world.host}"
-        store = self._world.store
-        if store is not None:
-            for rank in range(self._world.world_size):
-                text = store.get(_key(rank)).decode() if store.check([_key(rank)]) else ""
-                parts = text.split(" ", 3)
-                if len(parts) == 4 and (int(parts[2]) < self._update or parts[3] != WAITING):
-                    behind = f"Rank {rank} on {parts[1]} ({parts[3]})"
-                    break
+        store, behind = self._world.store, "All ranks wait for each other: the job"
+        for rank in range(self._world.world_size):
+            text = f"0 {self._world.host} {self._update} {self._place}"
+            if store is not None and rank != self._world.rank:
+                text = store.get(_key(rank)).decode() if store.check([_key(rank)]) else "0 unknown 0 starting"
+            _, host, update, place = (text.split(" ", 3) + ["?"] * 4)[:4]
+            if place not in (REDUCING, WAITING) or update != str(self._update):
+                behind = f"Rank {rank} on {host} ({place})"
+                break
         return f"{behind} hangs: no update for {silent:.0f} s after update {self._update}."
 
     def _fail(self, problem: str) -> None:
-        self._dump()
+        self._dump(problem)
         store = self._world.store
         if self._world.is_main:
             if store is not None:
@@ -222,11 +224,12 @@ class Watchdog:
         print(f"failed: {problem} (said by rank {self._world.rank})", file=sys.stderr, flush=True)
         self._end_process(EXIT_FAILED)
 
-    def _dump(self) -> None:
+    def _dump(self, problem: str) -> None:
         path = self._logs / f"stacks_rank_{self._world.rank:05d}.txt"
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as file:
+                file.write(f"{problem}\n")
                 file.write(f"rank {self._world.rank} on {self._world.host}, update {self._update}, {self._place}\n")
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)

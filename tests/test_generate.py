@@ -1,0 +1,51 @@
+"""Generation: stepping with the state equals recomputing everything, and the command reads checkpoints."""
+
+import pytest
+import torch
+
+from nexttransformer import generate
+from nexttransformer.errors import ConfigError
+from tests.models.tiny import golden_model, golden_tokens
+from tests.training.trainer_runs import arguments, train
+
+
+def greedy(model, prompt, num_tokens):
+    ids = list(prompt)
+    for _ in range(num_tokens):
+        with torch.no_grad():
+            ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("windows", [[None] * 4, [16, 16, 16, None]])
+def test_steps_equal_recomputation(windows):
+    model = golden_model(windows)
+    prompt = golden_tokens(40)[0][0].tolist()
+    made = list(generate.generate_tokens(model, prompt, max_tokens=12, temperature=0, seed=0, stop_id=-1))
+    assert made == greedy(model, prompt, 12)
+    stopped = generate.generate_tokens(model, prompt, max_tokens=12, temperature=0, seed=0, stop_id=made[5])
+    assert list(stopped) == made[: made.index(made[5])]
+
+
+def test_drawing_is_seeded():
+    model = golden_model([None] * 4)
+
+    def draw(seed: int, temperature: float) -> list[int]:
+        return list(
+            generate.generate_tokens(model, [3, 5], max_tokens=8, temperature=temperature, seed=seed, stop_id=-1)
+        )
+
+    assert draw(1, 1.0) == draw(1, 1.0) != draw(2, 1.0)
+    assert draw(1, 1e-6) == greedy(model, [3, 5], 8)
+
+
+def test_command_on_a_checkpoint(prepared_site, tmp_path, capsys):
+    assert train(arguments(prepared_site, tmp_path / "run", "--updates", "1")) == [(0, "")]
+    capsys.readouterr()
+    words = ["--checkpoint", str(tmp_path / "run/checkpoint_00000001"), "--site-config", str(prepared_site)]
+    assert generate.main([*words, "--prompt", "naïve ", "--max-tokens", "5", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out.startswith("naïve ")
+    with pytest.raises(ConfigError, match=r"--max-tokens 0: .*\n--temperature -1.0: "):
+        generate.main([*words, "--prompt", "x", "--max-tokens", "0", "--temperature", "-1"])
+    with pytest.raises(ConfigError, match="neither a checkpoint nor an export"):
+        generate.main(["--checkpoint", str(tmp_path / "run"), "--prompt", "x"])
