@@ -43,7 +43,7 @@ class SiteConfig(BaseModel):
         about: documentation of the keys (`_about`); not used.
         data_root: folder of prepared data, one sub-folder per protocol.
         tokenizer: tokenizer file to use and verify; None: the one beside the prepared data.
-        core_bundle: folder of the CORE data; None: the default of `evaluate`.
+        core_bundle: folder or archive of the CORE data; None: the default of `evaluate`.
         cache_root: compile caches, on a node-local disk.
         scratch_root: large temporary files.
         trackers: optional run trackers, in addition to the local files.
@@ -122,8 +122,8 @@ def path_problems(site: SiteConfig, where: str) -> list[str]:
     problems = []
     if site.tokenizer is not None and not site.tokenizer.is_file():
         problems.append(f"{where}: 'tokenizer': {site.tokenizer} is not a file. Correct the path or set it to null.")
-    if site.core_bundle is not None and not site.core_bundle.is_dir():
-        problems.append(f"{where}: 'core_bundle': {site.core_bundle} is not a folder. Correct it or set it to null.")
+    if site.core_bundle is not None and not site.core_bundle.exists():
+        problems.append(f"{where}: 'core_bundle': {site.core_bundle} is not there. Correct it or set it to null.")
     for key in ("data_root", "cache_root", "scratch_root"):
         folder: Path = getattr(site, key)
         nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
