@@ -119,10 +119,10 @@ class CoreTaskOfRecord(StrictPart):
 
 
 class CoreOfRecord(StrictPart):
-    """CORE. `limited` is the v1 mean over an excerpt's rows: no CORE value, and then the points hold None."""
+    """CORE. `core_limited` is the v1 mean over an excerpt's rows: no CORE value, and then the curve holds None."""
 
-    points: list[CorePoint]
-    limited: float | None
+    curve: list[CorePoint]
+    core_limited: float | None
     tasks: list[CoreTaskOfRecord]
 
 
