@@ -39,6 +39,8 @@ load_environment() {
 load_environment
 # Each process of its own would take all cores.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(python3 -c 'import os; print(min(8, len(os.sched_getaffinity(0))))')}
+# Threads that wait without spinning: on a machine that others use too, spinning made updates five times slower.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 
 step "Text to tokenizer and packed rows"
 python3 -m nexttransformer.prepare_data --protocol demo-v1 --site-config "$demo/site.json"
