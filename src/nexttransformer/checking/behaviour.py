@@ -5,7 +5,8 @@ equal shapes give equal bits.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,9 +72,9 @@ def check_behaviour(config: ModelConfig) -> list[Finding]:
     return list(findings)
 
 
-@torch.no_grad()
-def traced(model: Decoder, ids_BT: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Returns logits and the outputs of mixer and MLP of each layer, in order."""
+@contextmanager
+def watched(model: Decoder) -> Iterator[list[Tensor]]:
+    """Gives a list that fills with the outputs of mixer and MLP of each layer, in order, while the model runs."""
     outputs: list[Tensor] = []
 
     def keep(module: torch.nn.Module, inputs: tuple, output: Tensor | tuple) -> None:
@@ -81,10 +82,17 @@ def traced(model: Decoder, ids_BT: Tensor) -> tuple[Tensor, list[Tensor]]:
 
     hooks = [part.register_forward_hook(keep) for block in model.blocks for part in (block.attn, block.mlp)]
     try:
-        return model(ids_BT), outputs
+        yield outputs
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@torch.no_grad()
+def traced(model: Decoder, ids_BT: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Returns logits and the watched outputs."""
+    with watched(model) as outputs:
+        return model(ids_BT), outputs
 
 
 def _first_difference(subject: Subject, select: Callable[[Tensor], Tensor], others: list[Tensor], limit: float) -> str:
@@ -194,11 +202,19 @@ def _state_bytes(state: Any) -> int:
 
 
 @torch.no_grad()
-def check_state_bytes(subject: Subject) -> list[Finding]:
-    """The declared decode-state bytes are those of the state after a full row in bfloat16."""
+def check_bfloat16(subject: Subject) -> list[Finding]:
+    """Mixers give bfloat16 in a bfloat16 model, and the declared decode-state bytes are those of a full row's state."""
     model = build_model(subject.config, compute_dtype=torch.bfloat16)
-    _, state = model.hidden(subject.ids_BT[:1], want_state=True)
+    with watched(model) as outputs:
+        _, state = model.hidden(subject.ids_BT[:1], want_state=True)
     assert state is not None
+    for output, options in zip(outputs[::2], subject.config.layers, strict=True):
+        if output.dtype != torch.bfloat16:
+            text = (
+                f"mixer '{options['type']}' returns {output.dtype} in a bfloat16 model, which slows all that follows. "
+                f"Compute in float32 where needed and return y.to(x.query.dtype)."
+            )
+            return [Finding("precision", text)]
     num_tokens = subject.config.context_tokens
     for layer, (block, mixer_state) in enumerate(zip(model.blocks, state.mixers, strict=True)):
         kept = _state_bytes(mixer_state)
@@ -255,7 +271,7 @@ _CHECKS: dict[str, Callable[[Subject], list[Finding]]] = {
     "the pass of single rows": check_batch_independence,
     "the pass of short prefixes": check_prefixes,
     "feeding in parts": check_state_passing,
-    "the bfloat16 pass with state": check_state_bytes,
+    "the bfloat16 pass with state": check_bfloat16,
     "the repeated pass": check_determinism,
     "the pass at the initial weights": check_start,
     "the backward pass": lambda subject: check_gradients(subject.config),

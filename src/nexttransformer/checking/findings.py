@@ -46,13 +46,15 @@ def describe_crash(what: str, error: BaseException) -> Finding:
 
     Args:
         what: what was attempted ("building the model").
-        error: the exception; the innermost line outside torch is named.
+        error: the exception; the innermost line outside torch and the counter is named.
     """
     torch_folder = Path(str(torch.__file__)).parent
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if torch_folder not in Path(frame.filename).parents and not frame.filename.startswith("<")
+        if torch_folder not in Path(frame.filename).parents
+        and not frame.filename.startswith("<")
+        and frame.name != "__torch_dispatch__"
     ]
     place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
     text = " ".join(str(error).split())

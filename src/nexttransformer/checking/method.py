@@ -20,7 +20,8 @@ def check_method(method: MethodConfig, protocol: Protocol) -> Report:
         return Report(method.method, method.family, None, findings=[finding])
     report = measure_method(config, protocol)
     if report.budget is not None:
-        report.findings += check_behaviour(config)
+        report.findings += count_method(config)
+        # A part that cannot run once needs no further passes to say so.
         if not any(finding.rule == "crash" for finding in report.findings):
-            report.findings += count_method(config)
+            report.findings += check_behaviour(config)
     return report
