@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.checking import bad_parts
 
 from nexttransformer import check_method
 from nexttransformer.checking import require_config
@@ -15,6 +14,7 @@ from nexttransformer.errors import ProtocolError
 from nexttransformer.protocol import FORMAL_V1
 from nexttransformer.training import session
 from nexttransformer.training.options import parse_options
+from tests.checking import bad_parts
 
 # part -> (checks that refuse it, what the first line says)
 BEHAVIOURAL = {
@@ -37,7 +37,7 @@ BEHAVIOURAL = {
     "wrongbytes": ("decode state", r"keeps 32,768 bytes a row after 128 tokens of a tiny copy, .* declares 16,384\."),
     "broken": (
         "crash",
-        r"the counted forward pass of a tiny copy raised RuntimeError: .* at bad_parts\.py:\d+ in change\. Fix the part",
+        r"the counted forward pass of a tiny copy raised RuntimeError: .* at bad_parts\.py:\d+ in change\. Fix",
     ),
     "float32output": ("precision", r"mixer 'float32output' returns torch\.float32 in a bfloat16 model"),
     "deadparameter": ("gradient", r"transformer\.h\.0\.attn\.gain: no gradient at all\. Remove the parameter"),
