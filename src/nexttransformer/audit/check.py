@@ -152,8 +152,8 @@ def statuses(findings: Iterable[Finding], stage: str = AUDIT) -> dict[str, Statu
     names: tuple[tuple[str, Status], ...] = (("error", "fail"), ("unjudged", "unjudged"), ("warning", "warn"))
     result: dict[str, Status] = {}
     for rule_id, severities in found.items():
-        outcome: Status = next((status for severity, status in names if severity in severities), "pass")
-        result[rule_id] = outcome if stage in RULES[rule_id].stages else "deferred"
+        outcome: list[Status] = [status for severity, status in names if severity in severities]
+        result[rule_id] = "deferred" if stage not in RULES[rule_id].stages else outcome[0] if outcome else "pass"
     return result
 
 

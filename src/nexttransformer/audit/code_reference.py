@@ -21,13 +21,12 @@ DECLARED_IMPORTS = frozenset("nexttransformer torch numpy pydantic safetensors f
 
 
 class CodeReference(Interface):
-    """What the checks of code and configuration need.
+    """What the checks of code and configuration need."""
 
-    Attributes:
-        is_commit: whether files are those of the recorded commit, rather than of the installed package.
-    """
-
-    is_commit: bool
+    @property
+    def is_commit(self) -> bool:
+        """Whether files are those of the recorded commit, rather than of the installed package."""
+        ...
 
     def package_files(self, commit: str | None) -> dict[str, str]:
         """Returns path relative to the package -> SHA-256; Needs if that commit is not at hand."""

@@ -5,6 +5,7 @@ from itertools import combinations
 from typing import Any
 
 from nexttransformer.audit.check import Finding, Needs, check, differs, error, unjudged
+from nexttransformer.audit.event_schema import CheckpointSaved
 from nexttransformer.audit.run_view import RunView
 from nexttransformer.data import order
 from nexttransformer.data.loader import TrainingRows
@@ -91,7 +92,7 @@ def check_order(view: RunView) -> Iterator[Finding]:
     ]
     for logged in view.events.get().of(EventKey.CHECKPOINT_SAVED):
         is_effective = timeline.effective_attempt(logged.event.update) == logged.event.attempt
-        if logged.meta is not None and is_effective:
+        if isinstance(logged.meta, CheckpointSaved) and is_effective:
             stored.append((f"{logged.where} meta.data_chain", logged.event.update, logged.meta.data_chain))
     for where, update, got in stored:
         if update in chains:

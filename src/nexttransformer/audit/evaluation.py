@@ -9,8 +9,8 @@ from nexttransformer.audit.cell import Cell, readable
 from nexttransformer.audit.check import Finding, check, differs, error, unjudged
 from nexttransformer.audit.core_rules import core_problems
 from nexttransformer.audit.event_schema import CheckpointSaved, Evaluation
+from nexttransformer.audit.presets import evaluation_name
 from nexttransformer.audit.run_view import RunView
-from nexttransformer.audit.timeline import evaluation_name
 from nexttransformer.evaluation.results import EvaluationRecord
 from nexttransformer.protocol import BUNDLE_TASKS_DIGESTS
 from nexttransformer.training.events import EventKey

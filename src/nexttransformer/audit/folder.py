@@ -54,12 +54,14 @@ def list_entries(root: Path) -> dict[str, Entry]:
 
 def _entry(item: os.DirEntry) -> Entry:
     status = item.stat(follow_symlinks=False)
-    kinds: tuple[tuple[Kind, bool], ...] = (
-        ("link", stat.S_ISLNK(status.st_mode)),
-        ("folder", stat.S_ISDIR(status.st_mode)),
-        ("file", stat.S_ISREG(status.st_mode)),
-    )
-    return Entry(next((kind for kind, holds in kinds if holds), "other"), status.st_size)
+    kind: Kind = "other"
+    if stat.S_ISLNK(status.st_mode):
+        kind = "link"
+    elif stat.S_ISDIR(status.st_mode):
+        kind = "folder"
+    elif stat.S_ISREG(status.st_mode):
+        kind = "file"
+    return Entry(kind, status.st_size)
 
 
 def expected_evaluations(protocol: Protocol) -> list[str]:
@@ -72,8 +74,10 @@ def expected_evaluations(protocol: Protocol) -> list[str]:
 def expected_entries(protocol: Protocol) -> dict[str, Kind]:
     """Returns what a complete run holds: relative path -> kind. What is in the final checkpoint, K1 knows."""
     final = checkpoint_files.checkpoint_name(protocol.num_updates)
-    files = dict.fromkeys((*RUN_FILES, *expected_evaluations(protocol)), "file")
-    return {**files, "evaluations": "folder", final: "folder"}
+    expected: dict[str, Kind] = {"evaluations": "folder", final: "folder"}
+    for name in (*RUN_FILES, *expected_evaluations(protocol)):
+        expected[name] = "file"
+    return expected
 
 
 def is_allowed(name: str, kind: Kind) -> bool:

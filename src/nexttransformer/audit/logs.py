@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic
+from typing import Any, Generic
 
 import numpy as np
 
@@ -155,7 +155,7 @@ class Metrics:
 
     def __init__(self, path: Path, report: Report) -> None:
         """Reads the file; problems go to `report(where, message)`. Malformed if the file cannot be used."""
-        columns = {name: array("q") for name in ("line", *_INTEGERS)}
+        columns: dict[str, array[Any]] = {name: array("q") for name in ("line", *_INTEGERS)}
         columns |= {name: array("d") for name in (*_FLOATS, "mfu_fraction")}
         columns |= {name: array("Q") for name in ("rows_hash", "data_chain")}
         # Groups share their rates for many updates, and equal tuples are kept once.
@@ -190,6 +190,6 @@ class Metrics:
     def __len__(self) -> int:
         return len(self.line)
 
-    def where(self, index: int, key: str = "") -> str:
+    def where(self, index: int | np.integer, key: str = "") -> str:
         """Place of a line (by index) for findings."""
         return f"metrics.jsonl:{self.line[index]}{' ' + key if key else ''}"

@@ -67,7 +67,7 @@ def check_spikes(view: RunView) -> Iterator[Finding]:
 @check("N3")
 def check_curves(view: RunView) -> Iterator[Finding]:
     """Implausibly good values, and curves outside the envelope of the formal records."""
-    values, missing = readable(view.evaluations)
+    values, missing = readable({name: cell for name, cell in view.evaluations.items() if name in view.files.entries})
     curve = {}
     for name, record in values.items():
         for split, score in record.bpb.items():

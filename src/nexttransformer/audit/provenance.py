@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from nexttransformer import jsonio, provenance
 from nexttransformer.audit.cell import guarded
@@ -21,7 +22,9 @@ def check_protocol(view: RunView) -> Iterator[Finding]:
     """Protocol id, digest and constants in every file."""
     protocol = view.reference.protocol
     constants = {key: value for key, value in protocol.constants().items() if key not in LENGTH_CONSTANTS}
-    recorded = [(f"{name} protocol", cell.value.protocol) for name, cell in view.evaluations.items() if cell.value]
+    recorded: list[tuple[str, Any]] = [
+        (f"{name} protocol", cell.value.protocol) for name, cell in view.evaluations.items() if cell.value
+    ]
     if view.run.value is not None:
         recorded.append(("run.json protocol", view.run.value.protocol))
     for checkpoint in view.checkpoints.values():

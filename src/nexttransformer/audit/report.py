@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from nexttransformer import __version__, jsonio, provenance
-from nexttransformer.audit import data, evaluation, layout, model, numerics, protocol, timeline, weights
+from nexttransformer.audit import data, evaluation, layout, model, numerics, presets, protocol, speed, timeline, weights
 from nexttransformer.audit import provenance as provenance_checks
 from nexttransformer.audit.check import Finding, Severity, Status, run_checks, statuses
 from nexttransformer.audit.reference import Reference
@@ -18,7 +18,7 @@ from nexttransformer.training.strict_record import Count, Digest, StrictPart, St
 Verdict = Literal["pass", "refused", "cannot_judge"]
 
 # Importing a topic registers its checks.
-TOPICS = (layout, provenance_checks, protocol, data, model, timeline, numerics, evaluation, weights)
+TOPICS = (layout, provenance_checks, protocol, data, model, timeline, presets, speed, numerics, evaluation, weights)
 EXIT_CODES: dict[Verdict, int] = {"pass": EXIT_OK, "refused": EXIT_FAILED, "cannot_judge": EXIT_USAGE}
 
 

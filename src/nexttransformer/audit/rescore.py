@@ -11,14 +11,15 @@ from nexttransformer import site_config
 from nexttransformer.audit.bpb_rules import bpb_of
 from nexttransformer.audit.check import Finding, Needs, unjudged, warning
 from nexttransformer.audit.core_rules import correct_bits
+from nexttransformer.audit.presets import evaluation_name
 from nexttransformer.audit.run_view import RunView
-from nexttransformer.audit.timeline import evaluation_name
 from nexttransformer.data.loader import RowReader
 from nexttransformer.data.tokenizer import FILE_NAME, Tokenizer
 from nexttransformer.errors import NextTransformerError
 from nexttransformer.evaluation.bpb import row_sums
 from nexttransformer.evaluation.bundle import EXCERPT_FOLDER, Bundle, load_bundle
-from nexttransformer.evaluation.core import prepare_core, score_core
+from nexttransformer.evaluation.core import score_core
+from nexttransformer.evaluation.preparation import prepare_core
 from nexttransformer.evaluation.questions import PromptRules
 from nexttransformer.models import Decoder, build_model
 from nexttransformer.protocol import BUNDLE_TASKS_DIGESTS, EXCERPT_BUNDLE

@@ -1,24 +1,17 @@
-"""T1 to T5: order of events and updates, resumes, preset evaluations, tokens seen, plausibility of speed."""
+"""T1, T2, T4: order of events and updates, resumes, tokens seen."""
 
-from collections import defaultdict
 from collections.abc import Iterator
-from datetime import datetime
 
 import numpy as np
 
-from nexttransformer.audit import folder as folders
-from nexttransformer.audit import reader
 from nexttransformer.audit.cell import guarded
-from nexttransformer.audit.check import Finding, check, differs, error, unjudged, warning
-from nexttransformer.audit.event_schema import CheckpointSaved, Evaluation
+from nexttransformer.audit.check import Finding, check, differs, error
+from nexttransformer.audit.event_schema import CheckpointSaved
 from nexttransformer.audit.logs import LoggedEvent
 from nexttransformer.audit.run_view import RunView
-from nexttransformer.audit.timeline_view import Attempt, Timeline
+from nexttransformer.audit.timeline_view import Attempt
 from nexttransformer.training.checkpoint_files import checkpoint_name
 from nexttransformer.training.events import EventKey
-
-GAP_SECONDS = 1800
-MANY_ATTEMPTS = 20
 
 
 @check("T1")
@@ -73,15 +66,13 @@ def _update_order(view: RunView) -> Iterator[Finding]:
         yield error("A line of an older attempt.", metrics.where(index, "attempt"), got=int(metrics.attempt[index]))
     for attempt in timeline.attempts.values():
         own = np.flatnonzero(metrics.attempt == attempt.number)
-        expected = np.concatenate([[attempt.first], metrics.update[own][:-1]]) + 1
-        for index, update in zip(
-            own[metrics.update[own] != expected], expected[metrics.update[own] != expected], strict=True
-        ):
+        for index in own[1:][np.diff(metrics.update[own]) != 1]:
+            expected, got = int(metrics.update[index - 1]) + 1, int(metrics.update[index])
             yield error(
                 "Updates of an attempt are not contiguous.",
                 metrics.where(index, "update"),
-                expected=int(update),
-                got=int(metrics.update[index]),
+                expected=expected,
+                got=got,
             )
     missing = timeline.missing
     if len(missing):
@@ -103,8 +94,12 @@ def check_resumes(view: RunView) -> Iterator[Finding]:
         yield error(
             "The first attempt does not start at update 0.", attempts[0].start.where, expected=0, got=attempts[0].first
         )
+    metrics = view.metrics.get()
     for number, attempt in enumerate(attempts):
         yield from _resume(attempt, attempts[:number], saved)
+        for index in np.flatnonzero(metrics.attempt == attempt.number)[:1]:
+            where, got = metrics.where(index, "update"), int(metrics.update[index])
+            yield from differs("The first update of an attempt", where, expected=attempt.first + 1, got=got)
     covered = timeline.attempt_of[1:] >= 0
     if not covered.all():
         first = 1 + int(np.flatnonzero(~covered)[0])
@@ -161,68 +156,6 @@ def _resume(attempt: Attempt, before: list[Attempt], saved: list[LoggedEvent]) -
         )
 
 
-@check("T3")
-def check_evaluations(view: RunView) -> Iterator[Finding]:
-    """Preset evaluations in the events, and their files."""
-    protocol, timeline = view.reference.protocol, view.timeline
-    preset = {("val_curve", update) for update in protocol.bpb_updates()}
-    preset |= {("core", update) for update in protocol.core_updates()}
-    preset |= {("final", protocol.num_updates)}
-    found: dict[tuple[str, int], list[LoggedEvent]] = defaultdict(list)
-    for logged in view.events.get().of(EventKey.EVALUATION):
-        found[str(logged.event.value), logged.event.update].append(logged)
-    for kind, update in sorted(preset - found.keys()):
-        yield error(f"The preset evaluation {kind} is missing.", "events.jsonl", expected=f"at update {update}")
-    for (kind, update), events in found.items():
-        attempts = [logged.event.attempt for logged in events]
-        if (kind, update) not in preset:
-            yield error(f"An evaluation {kind} at update {update:,} is not preset.", events[0].where)
-            continue
-        if len(set(attempts)) != len(attempts):
-            yield error(f"The evaluation {kind} at update {update:,} was made twice.", events[-1].where)
-        if attempts[-1] < timeline.effective_attempt(update):
-            yield error(
-                f"The evaluation {kind} is of a superseded attempt.",
-                events[-1].where,
-                expected=f"attempt {timeline.effective_attempt(update)} or later",
-                got=attempts[-1],
-            )
-        yield from _compare_file(view, kind, update, events[-1])
-
-
-def evaluation_name(kind: str, update: int) -> str:
-    """Returns the file of an evaluation, relative to the run folder."""
-    return folders.FINAL_FILE if kind == "final" else f"evaluations/{kind}_{update:08d}.json"
-
-
-def _compare_file(view: RunView, kind: str, update: int, logged: LoggedEvent) -> Iterator[Finding]:
-    """Compares an event with the file it names."""
-    name, meta = evaluation_name(kind, update), logged.meta
-    if not isinstance(meta, Evaluation):
-        yield unjudged("Needs an evaluation's event, which is malformed; see L4.", logged.where)
-        return
-    yield from differs("The file of an evaluation", f"{logged.where} meta.file", expected=name, got=meta.file)
-    if not view.files.is_file(name):
-        yield unjudged(f"Needs {name}, which cannot be used; see L1.", name)
-        return
-    digest = reader.hash_file(view.root / name)[1]
-    yield from differs(
-        "The digest of an evaluation's file", f"{logged.where} meta.file_digest", expected=digest, got=meta.file_digest
-    )
-    record = view.evaluations[name].value
-    if record is None:
-        yield unjudged(f"Needs {name}, which cannot be used; see L4.", name)
-        return
-    yield from differs("The kind of an evaluation", f"{name} kind", expected=kind, got=record.kind)
-    if kind != "final":
-        yield from differs("The update of an evaluation", f"{name} update", expected=update, got=record.update)
-    split = {"val_curve": "val_curve", "final": "val_final"}.get(kind)
-    bpb = record.bpb[split].bpb if split in record.bpb else None
-    yield from differs("The value in the event", f"{logged.where} meta.bpb", expected=bpb, got=meta.bpb)
-    core = record.core.core_v1 if kind == "core" and record.core is not None else None
-    yield from differs("The value in the event", f"{logged.where} meta.core_v1", expected=core, got=meta.core_v1)
-
-
 @check("T4")
 def check_tokens(view: RunView) -> Iterator[Finding]:
     """Tokens seen, in lines, events and checkpoints, up to the whole run's."""
@@ -268,65 +201,3 @@ def check_tokens(view: RunView) -> Iterator[Finding]:
                 yield from differs("The next row", where, expected=expected, got=checkpoint.state.value.next_row)
 
     yield from guarded({"lines": lines, "events": events, "checkpoints": checkpoints})
-
-
-@check("T5")
-def check_plausibility(view: RunView) -> Iterator[Finding]:
-    """Speed, gaps, number of attempts, repeated updates."""
-    metrics, timeline = view.metrics.get(), view.timeline
-    for index in np.flatnonzero(
-        ~(np.isnan(metrics.mfu_fraction) | ((metrics.mfu_fraction > 0) & (metrics.mfu_fraction < 1)))
-    ):
-        yield warning(
-            "The share of the device's peak is implausible.",
-            metrics.where(index, "mfu_fraction"),
-            expected="between 0 and 1",
-            got=float(metrics.mfu_fraction[index]),
-        )
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        speed = metrics.tokens / metrics.seconds
-        is_bad = ~((metrics.seconds > 0) & (np.abs(metrics.tokens_per_second / speed - 1) < 0.01))
-    for index in np.flatnonzero(is_bad):
-        yield warning(
-            "Tokens per second do not fit the seconds.",
-            metrics.where(index, "tokens_per_second"),
-            got=float(metrics.tokens_per_second[index]),
-        )
-    for index in np.flatnonzero(metrics.seconds > GAP_SECONDS):
-        yield warning(
-            "An update took more than 30 minutes.", metrics.where(index, "seconds"), got=float(metrics.seconds[index])
-        )
-    events = view.events.get().events
-    for before, after in zip(events[:-1], events[1:], strict=True):
-        if after.event.key == EventKey.ATTEMPT_START.value and _seconds(before, after) > GAP_SECONDS:
-            yield warning(
-                "More than 30 minutes between two attempts.", after.where, got=f"{_seconds(before, after):.0f} seconds"
-            )
-    if len(timeline.attempts) > MANY_ATTEMPTS:
-        yield warning("The run took many attempts.", "events.jsonl", got=len(timeline.attempts))
-    yield from _repeated_updates(view, timeline)
-
-
-def _repeated_updates(view: RunView, timeline: Timeline) -> Iterator[Finding]:
-    """Compares superseded lines with those that count, where both attempts computed alike."""
-    metrics = view.metrics.get()
-    for index in timeline.superseded:
-        update, old = int(metrics.update[index]), timeline.attempts.get(int(metrics.attempt[index]))
-        new = timeline.attempts.get(timeline.effective_attempt(update))
-        if old is None or new is None or not 1 <= update <= timeline.num_updates:
-            continue
-        other = timeline.line_of[update]
-        is_alike = (old.meta.world_size, old.meta.micro_batch) == (new.meta.world_size, new.meta.micro_batch)
-        if is_alike and other >= 0 and metrics.loss_nats[index] != metrics.loss_nats[other]:
-            where, got = metrics.where(other, "loss_nats"), float(metrics.loss_nats[other])
-            yield warning(
-                f"Repeating update {update:,} gave another loss.",
-                where,
-                expected=float(metrics.loss_nats[index]),
-                got=got,
-            )
-
-
-def _seconds(before: LoggedEvent, after: LoggedEvent) -> float:
-    start, end = (datetime.fromisoformat(each.event.time.replace("Z", "+00:00")) for each in (before, after))
-    return (end - start).total_seconds()
