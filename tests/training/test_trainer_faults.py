@@ -19,17 +19,24 @@ OK = (0, "")
 @pytest.mark.dist
 def test_every_kind_of_stop_saves_the_same_update_on_all_ranks(prepared_site, tmp_path):
     folder = tmp_path / "run"
-    words = arguments(prepared_site, folder, "--updates", "6", micro_batch=4)
-    cases = [(2, 1, "SIGTERM"), (3, 1, "SIGUSR1"), (4, 0, "SIGINT"), (5, 0, f"touch {folder / 'stop_requested'}")]
-    for update, rank, what in cases:
-        assert train(words, world_size=2, faults=[("nats", update - 1, rank, what)]) == [OK, OK]
+    # One pass per update, so that each signal is sent once: a second SIGINT would end the process.
+    words = arguments(prepared_site, folder, "--updates", "6", micro_batch=8)
+    cases = [
+        (2, 1, "SIGTERM", 2),
+        (3, 1, "SIGUSR1", 2),
+        (4, 0, "SIGINT", 1),
+        (5, 0, f"touch {folder / 'stop_requested'}", 1),
+    ]
+    for update, rank, what, world_size in cases:
+        assert train(words, world_size=world_size, faults=[("nats", update - 1, rank, what)]) == [OK] * world_size
         assert (state(folder)["status"], state(folder)["update"]) == ("stopped", update)
         assert (folder / f"checkpoint_{update:08d}/complete.json").exists()
         assert events(folder, "attempt_end")[-1]["value"] == "stopped"
     found = [(event["update"], event["meta"]["rank"], event["value"]) for event in events(folder, "stop_requested")]
-    assert found == [(update, rank, what.split()[0].replace("touch", "stop_file")) for update, rank, what in cases]
+    sources = ("SIGTERM", "SIGUSR1", "SIGINT", "stop_file")
+    assert found == [(case[0], case[1], source) for case, source in zip(cases, sources, strict=True)]
     assert (folder / "stop_requested").exists()
-    assert train(words, world_size=2) == [OK, OK]
+    assert train(words) == [OK]
     assert not (folder / "stop_requested").exists()
     assert state(folder)["status"] == "finished"
     assert [line["update"] for line in metrics(folder)] == [1, 2, 3, 4, 5, 6]

@@ -3,7 +3,6 @@
 import importlib.util
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +135,7 @@ def attempt_meta(
     options: TrainOptions,
     world: World,
     record: run_schema.RunRecord,
+    code: run_schema.CodeRecord,
     choice: Choice,
     *,
     micro_batch: int,
@@ -145,11 +145,12 @@ def attempt_meta(
     """Returns the `meta` of `attempt_start`.
 
     Args:
-        options, world, record, choice: the launch.
+        options, world, choice: the launch.
+        record: the run's `run.json`.
+        code: what runs now.
         micro_batch: rows per pass as used.
         hosts, devices: host name and device name of every rank.
     """
-    code = provenance.code_identity(options.config_path)
     return {
         "mode": record.mode,
         "resumed_from": choice.path.name if choice.path else None,
@@ -162,10 +163,7 @@ def attempt_meta(
         "hosts": [host_hash(record.run_id, host) for host in dict.fromkeys(hosts)],
         "gpus": dict(Counter(devices)),
         "versions": versions(),
-        "code": {
-            **{key: value for key, value in asdict(code).items() if key != "dirty_files"},
-            "parts_digest": provenance.parts_digest(part_files(options.config)),
-        },
+        "code": code.model_dump(exclude={"source_files"}),
         "config_digest": record.config_digest,
         "protocol_digest": record.protocol.digest,
         "data": record.data.model_dump(),

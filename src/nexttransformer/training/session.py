@@ -136,6 +136,7 @@ def open_session(options: TrainOptions, world: World, hook: Hook = no_hook) -> S
             options,
             world,
             plan.record,
+            candidate.code,
             choice,
             micro_batch=batch_plan.micro_batch,
             hosts=[host for host, _ in devices],
