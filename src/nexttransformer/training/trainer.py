@@ -7,22 +7,21 @@ loss reduction, optimizer, schedules, saves and evaluations are fixed here.
 import gc
 import hashlib
 import time
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from nexttransformer.data.order import from_hex, initial_chain, next_chain, to_hex
 from nexttransformer.errors import RunFailure, join_problems
 from nexttransformer.training.checkpoint_schema import CheckpointDigests, TrainerState
 from nexttransformer.training.collectives import on_rank0
-from nexttransformer.training.compiling import TrainingForward, choose_settings, compile_in_place, graph_breaks
+from nexttransformer.training.compiling import choose_settings, graph_breaks
 from nexttransformer.training.distributed import set_update_timeout
 from nexttransformer.training.events import EventKey
 from nexttransformer.training.feed import Batch, RowFeed
+from nexttransformer.training.gradients import accumulate_gradients, wrap_forward
 from nexttransformer.training.guards import (
     RecompileCounter,
     SpikeCounter,
@@ -38,8 +37,6 @@ from nexttransformer.training.update_totals import LocalTotals, UpdateTotals, gr
 from nexttransformer.training.watchdog import REDUCING, WAITING, Watchdog
 from nexttransformer.training.weights_digest import weights_digest
 
-# Gradients are reduced in buckets of about this size, in the order in which the backward pass makes them.
-BUCKET_MIB = 100
 # Updates of an attempt that may compile; after them limits are short and compilation is counted.
 NUM_WARMUP_UPDATES = 2
 Outcome = Literal["finished", "stopped"]
@@ -82,7 +79,8 @@ def train(session: Session, state: Progress, stops: StopRequests, watchdog: Watc
     if first == last:
         return "finished"
 
-    forward = _wrap(session, loss_scale=world.world_size / protocol.tokens_per_update)
+    settings = choose_settings(world, is_wanted=options.is_compiled)
+    forward = wrap_forward(model, world, settings, loss_scale=world.world_size / protocol.tokens_per_update)
     recompiles = RecompileCounter()
     feed = RowFeed(
         session.data.rows,
@@ -102,7 +100,7 @@ def train(session: Session, state: Progress, stops: StopRequests, watchdog: Watc
                 watchdog.at("computing gradients")
                 model.set_step(update)
                 _seed_everything(options.seed, update)
-                nats = _accumulate_gradients(session, forward, batch, watchdog)
+                nats = _gradients(session, forward, batch, watchdog)
                 if update == first:
                     check_all_have_gradients(parameters)
                 hook("gradients", update, parameters)
@@ -187,53 +185,21 @@ def _evaluate_at_start(session: Session, state: Progress) -> None:
         session.progress.evaluated(evaluations.run(model, journal, weights, kinds))
 
 
-def _wrap(session: Session, *, loss_scale: float) -> nn.Module:
-    """Returns the training forward pass: compiled on CUDA, in DDP if there are several ranks."""
-    world = session.world
-    assert session.model is not None
-    forward = TrainingForward(session.model, loss_scale)
-    compile_in_place(forward, choose_settings(world, is_wanted=session.options.is_compiled))
-    if world.group is None:
-        return forward
-    return DistributedDataParallel(
-        forward,
-        device_ids=[world.device.index] if world.device.type == "cuda" else None,
-        process_group=world.group,
-        bucket_cap_mb=BUCKET_MIB,
-        gradient_as_bucket_view=True,
-        find_unused_parameters=False,
-        static_graph=False,
-    )
-
-
 def _seed_everything(seed: int, update: int) -> None:
     """Makes all randomness of an update a function of (seed, update), so that there is no state to save."""
     text = f"{seed}:update:{update}".encode()
     torch.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1)
 
 
-def _accumulate_gradients(session: Session, forward: nn.Module, batch: Batch, watchdog: Watchdog) -> Tensor:
-    """Runs forward and backward over this rank's micro-batches; returns its sum of nats (float64 scalar).
-
-    Gradients are synchronized once, in the rank's last micro-batch; every rank then issues the same
-    collectives, though the numbers of micro-batches may differ.
-    """
-    plan = session.plan
-    nats = torch.zeros((), dtype=torch.float64, device=session.world.device)
-    for index in range(plan.num_micro_batches):
-        part = slice(index * plan.micro_batch, (index + 1) * plan.micro_batch)
-        is_last = index + 1 == plan.num_micro_batches
-        synchronization: AbstractContextManager = nullcontext()
-        if isinstance(forward, DistributedDataParallel) and not is_last:
-            synchronization = forward.no_sync()
-        with synchronization:
-            loss, part_nats = forward(batch.ids_RT1[part], batch.weights_R[part])
-            session.hook("nats", batch.update, part_nats)
-            if is_last:
-                watchdog.at(REDUCING)
-            loss.backward()
-        nats += part_nats
-    return nats
+def _gradients(session: Session, forward: nn.Module, batch: Batch, watchdog: Watchdog) -> Tensor:
+    """Accumulates this rank's gradients, synchronized at the end; returns its sum of nats (float64 scalar)."""
+    return accumulate_gradients(
+        forward,
+        batch,
+        session.plan,
+        on_nats=lambda nats: session.hook("nats", batch.update, nats),
+        on_last=lambda: watchdog.at(REDUCING),
+    )
 
 
 def _check_totals(
