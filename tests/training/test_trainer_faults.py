@@ -1,5 +1,6 @@
 """What stops a run: requests, non-finite numbers, missing gradients, lost ranks (F08, F11, F13, F15, F21)."""
 
+import dataclasses
 import json
 import shutil
 import socket
@@ -9,7 +10,10 @@ import pytest
 import torch
 
 from nexttransformer import prepare_data
-from nexttransformer.training import trackers
+from nexttransformer.errors import RunFailure
+from nexttransformer.training import saving, trackers
+from nexttransformer.training.metrics import MetricsLine, MetricsWriter
+from nexttransformer.training.save_errors import SaveFailed
 from tests.distributed import RanksFailed
 from tests.training.trainer_runs import SHORT, arguments, checkpoint_tensors, events, metrics, state, train
 
@@ -181,6 +185,66 @@ def test_trackers_may_fail(prepared_site, tmp_path, monkeypatch, capsys):
     errors = capsys.readouterr().err
     assert "tracker wandb switched off (ConnectionError: no network)" in errors
     assert "tracker trackio switched off (ImportError: No module named 'trackio')" in errors
+
+
+def fail_saves(monkeypatch: pytest.MonkeyPatch, updates: set[int]) -> list[int]:
+    """Makes every save of these updates fail cleanly; returns the list of all tries."""
+    original, tries = saving.save_checkpoint, []
+
+    def save(root, *, state, **rest):
+        tries.append(state.update)
+        if state.update in updates:
+            raise SaveFailed("No space.", "space", None)
+        return original(root, state=state, **rest)
+
+    monkeypatch.setattr(saving, "save_checkpoint", save)
+    return tries
+
+
+def test_one_failed_save_leaves_the_run_going(prepared_site, tmp_path, monkeypatch):
+    tries = fail_saves(monkeypatch, {2})
+    words = arguments(prepared_site, tmp_path / "run", "--updates", "4", "--save-minutes", "0")
+    assert train(words, limits=SHORT) == [OK]
+    assert tries == [1, 2, 3, 4]
+    (failed,) = events(tmp_path / "run", "save_failed")
+    assert (failed["update"], failed["meta"]) == (2, {"reason": "space", "file": None})
+    assert [event["update"] for event in events(tmp_path / "run", "checkpoint_saved")] == [1, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("failing", "expected", "safe"),
+    [
+        ({1}, [1], "No complete checkpoint exists yet."),
+        ({2, 3}, [1, 2, 3], "Still safe: checkpoint_00000001."),
+        # The final save is retried ten times.
+        ({3}, [1, 2, *[3] * 11], "Still safe: checkpoint_00000002."),
+    ],
+    ids=["first", "two in a row", "final"],
+)
+def test_failed_saves_that_end_the_run(prepared_site, tmp_path, monkeypatch, capsys, failing, expected, safe):
+    tries = fail_saves(monkeypatch, failing)
+    num_updates = "3" if failing == {3} else "4"
+    words = arguments(prepared_site, tmp_path / "run", "--updates", num_updates, "--save-minutes", "0")
+    assert train(words, limits=dataclasses.replace(SHORT, retry_final_save=0.0)) == [(1, "")]
+    assert tries == expected
+    assert state(tmp_path / "run")["status"] == "failed"
+    assert f"No space. {safe}" in capsys.readouterr().err
+
+
+def test_a_lost_metrics_line_stops_and_saves(prepared_site, tmp_path, monkeypatch, capsys):
+    original = MetricsWriter.write
+
+    def write(self: MetricsWriter, line: MetricsLine) -> None:
+        if line.update == 2:
+            raise RunFailure("metrics.jsonl: cannot be written: No space left on device.")
+        original(self, line)
+
+    monkeypatch.setattr(MetricsWriter, "write", write)
+    words = arguments(prepared_site, tmp_path / "run", "--updates", "5")
+    assert train(words) == [(1, "")]
+    assert [path.name for path in tmp_path.glob("run/checkpoint_*")] == ["checkpoint_00000003"]
+    assert "No space left on device. Metrics are evidence" in capsys.readouterr().err
+    assert state(tmp_path / "run")["status"] == "failed"
 
 
 @pytest.mark.slow

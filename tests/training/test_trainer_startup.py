@@ -1,9 +1,17 @@
 """Checks over ranks before anything is loaded (F16, F17), and what a formal run demands."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+from nexttransformer import provenance
+from nexttransformer.errors import ProtocolError
+from nexttransformer.protocol import TEST_V1
+from nexttransformer.provenance import CodeIdentity
+from nexttransformer.training.options import parse_options
+from nexttransformer.training.run_data import check_formal_data, open_data
+from nexttransformer.training.run_record import check_formal_code
 from nexttransformer.training.startup import RankPlace, layout_problems
 from tests.distributed import run_ranks
 from tests.training.trainer_runs import SHORT, arguments, train, train_rank
@@ -80,3 +88,29 @@ def test_formal_runs_refuse_tiny_protocols_and_missing_data(prepared_site, tmp_p
     ((code, message),) = train(arguments(prepared_site, tmp_path / "run", "--formal"))
     assert code == 2 and "formal-v1: no prepared data" in message
     assert not (tmp_path / "run/run.json").exists()
+
+
+def test_formal_conditions(prepared_site, tmp_path, monkeypatch):
+    options = parse_options(arguments(prepared_site, tmp_path / "run"), {})
+    data = open_data(options, check_files=True)
+    # The shipped corpus is the published data of test-v1.
+    assert check_formal_data(data, TEST_V1) == []
+    unpublished = dataclasses.replace(TEST_V1, id="test-v9")
+    assert "no published data digests yet" in check_formal_data(data, unpublished)[0]
+    repeated = dataclasses.replace(data, manifest=data.manifest.model_copy(update={"is_repeated": True}))
+    with pytest.raises(ProtocolError, match="marked as repeated"):
+        check_formal_data(repeated, unpublished)
+    larger = dataclasses.replace(unpublished, val_final_rows=64)
+    with pytest.raises(ProtocolError, match="val_final has 32 rows, expected 64"):
+        check_formal_data(data, larger)
+
+    clean = CodeIdentity("0.1.0", "a" * 40, True, "b" * 64)
+    monkeypatch.setattr(provenance, "code_identity", lambda config: clean)
+    check_formal_code(options)
+    dirty = dataclasses.replace(clean, is_clean=False, dirty_files=("src/nexttransformer/protocol.py",))
+    monkeypatch.setattr(provenance, "code_identity", lambda config: dirty)
+    changed = dataclasses.replace(options, config=options.config.model_copy(update={"qk_gain": 1.3}))
+    with pytest.raises(ProtocolError) as caught:
+        check_formal_code(changed)
+    assert "not a clean commit (src/nexttransformer/protocol.py)" in str(caught.value)
+    assert "is not the registered configuration of 'dense_full'" in str(caught.value)

@@ -45,6 +45,10 @@ def run_training(options: TrainOptions, *, limits: Limits | None = None, hook: H
         code = _run_attempt(opened)
         is_clean = True
         return code
+    except NextTransformerError:
+        # Every rank raises it, so that leaving together is possible.
+        is_clean = True
+        raise
     finally:
         disconnect(world, is_clean=is_clean)
 
