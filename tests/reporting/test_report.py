@@ -14,7 +14,7 @@ from nexttransformer import report
 from nexttransformer.errors import CheckpointError, ConfigError
 from nexttransformer.reporting import noise
 from nexttransformer.reporting.run_view import read_run
-from nexttransformer.reporting.words import words_of
+from nexttransformer.reporting.words import REPORT_WORDS, words_of
 from tests.reporting.synthetic import Launch, evaluation, loss, write_run
 
 WHOLE = [Launch(0, 8, "killed"), Launch(5, 20, "finished")]
@@ -277,3 +277,10 @@ def test_standalone_evaluations_are_listed(tmp_path: Path, capsys: pytest.Captur
     (root / "evaluation.json").write_text(json.dumps(value))
     page = make_page(capsys, tmp_path / "a.html", root)
     assert words_of("en")["evaluation_standalone"] in page.text and "25.00" in page.text
+
+
+def test_all_words_are_used():
+    folder = REPORT_WORDS.parent
+    code = "".join(path.read_text(encoding="utf-8") for path in [*folder.glob("*.py"), *folder.glob("templates/*")])
+    built = ("mode_", "status_", "outcome_", "verdict_", "evaluation_")
+    assert [key for key in words_of("en") if not re.search(rf"\b{key}\b", code) and not key.startswith(built)] == []

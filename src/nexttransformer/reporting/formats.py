@@ -9,14 +9,19 @@ def count(value: int | float | None) -> str:
     return NOTHING if value is None else f"{value:,.0f}"
 
 
-def short(value: float | None) -> str:
-    """Returns a large number in three digits: 1.36 B, 4.64 M, 12,345."""
+def short(value: float | None, digits: int = 3) -> str:
+    """Returns a large number in a few digits: 1.36 B, 4.64 M, 12,345."""
     if value is None:
         return NOTHING
     for size, unit in _UNITS:
         if abs(value) >= size:
-            return f"{value / size:.3g} {unit}"
+            return f"{value / size:.{digits}g} {unit}"
     return count(value)
+
+
+def millions(value: int | None) -> str:
+    """Returns a count in millions with one decimal: 1,355.8 M."""
+    return NOTHING if value is None else f"{value / 1e6:,.1f} M"
 
 
 def decimals(value: float | None, digits: int) -> str:

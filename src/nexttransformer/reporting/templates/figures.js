@@ -58,8 +58,9 @@
       type: "line", xref: "paper", x0: 0, x1: 1, y0: 0, y1: 0, line: { color: colour("--c0"), width: 1.5 },
     });
     const legends = figure.traces.filter((trace) => trace.legend).length;
+    const isNarrow = window.innerWidth < 640;
     return {
-      height: 340, margin: { l: 8, r: 12, t: 8, b: 8 }, hovermode: "x unified", dragmode: isTouch ? false : "zoom",
+      height: 340 + (isNarrow && legends > 3 ? 19 * legends : 0), margin: { l: 8, r: 12, t: 8, b: 8 }, hovermode: "x unified", dragmode: isTouch ? false : "zoom",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", shapes: shapes,
       font: { color: colour("--text"), family: getComputedStyle(document.body).fontFamily, size: 12 },
       hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--text") }, namelength: 40 },
