@@ -20,8 +20,8 @@ from nexttransformer.models.decoder import Decoder
 from nexttransformer.models.state import DecoderState, map_state
 
 # The name of what one step of `generate` hands to the next has changed between releases of Transformers.
-_CACHE = "cache" if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters else ""
-CACHE_NAME = _CACHE or "past_key_values"
+_STEP_ARGUMENTS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+CACHE_NAME = "cache" if "cache" in _STEP_ARGUMENTS else "past_key_values"
 IGNORED_LABEL = -100
 
 
@@ -110,13 +110,14 @@ class NextTransformerForCausalLM(PreTrainedModel, GenerationMixin):
         """Returns the head's matrix; logits pass through the soft cap after it."""
         return self.model.lm_head
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, **arguments: Any) -> dict[str, Any]:
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, use_cache: bool = True, **kwargs: Any
+    ) -> dict[str, Any]:
         """Returns the arguments of one step: all tokens at first, then only the newest."""
-        cache = arguments.get(CACHE_NAME)
-        given = {"input_ids": input_ids, CACHE_NAME: cache, "use_cache": arguments.get("use_cache", True)}
+        cache: DecoderCache | None = kwargs.get(CACHE_NAME)
         if cache is None:
-            return {**given, "attention_mask": arguments.get("attention_mask")}
-        return {**given, "input_ids": input_ids[:, cache.num_tokens :]}
+            return {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": use_cache}
+        return {"input_ids": input_ids[:, cache.num_tokens :], CACHE_NAME: cache, "use_cache": use_cache}
 
     def forward(
         self,
@@ -126,7 +127,7 @@ class NextTransformerForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         return_dict: bool | None = None,
         logits_to_keep: int = 0,
-        **options: Any,
+        **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Tensor, ...]:
         """Runs the decoder.
 
@@ -137,12 +138,12 @@ class NextTransformerForCausalLM(PreTrainedModel, GenerationMixin):
             use_cache: whether to return the state for the next tokens.
             return_dict: False gives a tuple.
             logits_to_keep: only the logits of that many last columns; 0 for all.
-            options: the state of an earlier call under Transformers' name for it.
+            kwargs: the state of an earlier call under Transformers' name for it; the rest is ignored.
 
         Returns:
             Logits float32 [B, T, V] (0 at padding), loss if labels are given, state.
         """
-        cache: DecoderCache | None = options.get(CACHE_NAME)
+        cache: DecoderCache | None = kwargs.get(CACHE_NAME)
         num_rows, num_columns = input_ids.shape
         if cache is None:
             spans = _token_spans(attention_mask, num_rows, num_columns)
@@ -152,15 +153,11 @@ class NextTransformerForCausalLM(PreTrainedModel, GenerationMixin):
             work = [(group.rows, (0, num_columns), group.state) for group in cache.groups]
         kept = num_columns if not logits_to_keep else min(logits_to_keep, num_columns)
         first = num_columns - kept
-        logits_BTV = torch.zeros(
-            num_rows, kept, self.config.vocab_size, dtype=torch.float32, device=input_ids.device
-        )
+        logits_BTV = torch.zeros(num_rows, kept, self.config.vocab_size, dtype=torch.float32, device=input_ids.device)
         made = []
         for rows, (start, stop), state in work:
             index = torch.tensor(rows, device=input_ids.device)
-            h_BTD, new_state = self.model.hidden(
-                input_ids[index, start:stop], state=state, want_state=bool(use_cache)
-            )
+            h_BTD, new_state = self.model.hidden(input_ids[index, start:stop], state=state, want_state=bool(use_cache))
             shown = slice(max(first - start, 0), stop - start)
             logits = self.model.head_logits(h_BTD[:, shown])
             logits_BTV[index, max(start - first, 0) : stop - first] = logits

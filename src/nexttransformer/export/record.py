@@ -84,7 +84,6 @@ class TrainingOfRecord(StrictPart):
     Attributes:
         gpu_hours: seconds of all logged updates, superseded ones too, times processes of their attempt.
         median_tokens_per_second: over the effective updates, of the whole job.
-        peak_memory_bytes: largest of any process; None where the device has no such number.
         versions: of the last attempt.
     """
 
@@ -94,7 +93,6 @@ class TrainingOfRecord(StrictPart):
     attempts: list[AttemptOfRecord]
     gpu_hours: float
     median_tokens_per_second: float
-    peak_memory_bytes: Count | None
     versions: dict[str, str | None]
 
 
