@@ -57,7 +57,7 @@ def ranking_rows(
     low = min(scores, default=0.0) - noise_band
     span = (max(scores, default=1.0) + noise_band - low) or 1.0
     rows = []
-    for row in ranked:
+    for place, row in enumerate(ranked):
         is_reference = row.record.method == REFERENCE_METHOD
         difference = words["reference"] if is_reference else formats.signed(row.difference, 4)
         if row.is_tie_with_reference and not is_reference and division == FORMAL:
@@ -66,7 +66,7 @@ def ranking_rows(
             {
                 **_common(row.record, texts, words),
                 "rank": rank_text(row),
-                "rank_key": row.best + row.worst / 1000,
+                "rank_key": place,
                 "ties": ", ".join(row.ties),
                 "difference": difference,
                 "difference_key": row.difference or 0,
