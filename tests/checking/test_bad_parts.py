@@ -41,7 +41,7 @@ BEHAVIOURAL = {
     ),
     "float32output": ("precision", r"mixer 'float32output' returns torch\.float32 in a bfloat16 model"),
     "deadparameter": ("gradient", r"transformer\.h\.0\.attn\.gain: no gradient at all\. Remove the parameter"),
-    "halfdead": ("gradient", r"transformer\.h\.0\.attn\.gain \[64\]: no gradient in 32 rows \(32, 33, .*\.\.\.\)\."),
+    "halfdead": ("gradient", r"transformer\.h\.0\.attn\.gain: no gradient in 32 rows \(32, 33, .*\.\.\.\)\."),
 }
 STRUCTURAL = {
     "undeclared": ("declaration", r"transformer\.h\.0\.attn\.scale, .*: parameter without tag and initialization\."),

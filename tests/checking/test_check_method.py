@@ -79,6 +79,9 @@ def test_the_worked_example_of_the_guide(language, capsys, tmp_path, monkeypatch
     path.write_text(json.dumps(method))
     assert check_method.main([str(path)]) == 0
     assert "my_method: passed" in capsys.readouterr().out and f'"width": {width}' in guide
+    # The step that breaks the part changes a line that is there.
+    (broken,) = re.findall(r"`(masked_fill\(distance_TS < 0, -torch\.inf\))`", guide)
+    assert (ROOT / "docs/template_mixer.py").read_text().count(broken) == 1
     # The table of findings names every check that can refuse.
     sources = "".join(path.read_text() for path in (ROOT / "src/nexttransformer/checking").glob("*.py"))
     for rule in set(re.findall(r'Finding\(\s*"([\w ]+)"', sources)):
