@@ -85,7 +85,7 @@ class ProgressLine:
         if not self._is_main:
             return
         if self._num_updates == _ETA_UPDATES:
-            self.say(self._plan_text(line.update))
+            self.say(self._plan_text(line.update, line.tokens / self._median()))
         text = self._text(line)
         if self.console.is_terminal:
             status = self._status or self.console.status(text, spinner="dots")
@@ -130,11 +130,14 @@ class ProgressLine:
     def _remaining_seconds(self, update: int) -> float:
         return (self._last_update - update) * self._median()
 
-    def _plan_text(self, update: int) -> str:
+    def _plan_text(self, update: int, tokens_per_second: float) -> str:
         seconds = self._remaining_seconds(update)
         devices = self._throughput.world_size
         unit = "GPU hours" if self._throughput.peak else "process hours"
-        return f"to go: {show_duration(seconds)}, {seconds * devices / 3600:,.1f} {unit} without evaluations and saves"
+        return (
+            f"speed {tokens_per_second:,.0f} tokens/s; to go: {show_duration(seconds)}, "
+            f"{seconds * devices / 3600:,.1f} {unit}, without evaluations and saves"
+        )
 
     def _text(self, line: MetricsLine) -> str:
         parts = [
