@@ -81,8 +81,8 @@ def _results(record: Record) -> str:
         noise = "How noisy these small numbers are is not known."
     else:
         noise = (
-            f"Noise: two single runs are told apart only beyond {BPB_BAND:.1e} BPB or {100 * CORE_BAND:.2f} CORE points. "
-            "Methods are ranked by BPB."
+            f"Noise: two single runs are told apart only beyond {BPB_BAND:.1e} BPB or {100 * CORE_BAND:.2f} CORE "
+            "points. Methods are ranked by BPB."
         )
     audit = f"Audit: passed with {record.audit.num_warnings} warnings and {record.audit.num_waivers} waivers"
     ids = f" ({', '.join(record.audit.warning_ids)})" if record.audit.warning_ids else ""
@@ -152,7 +152,8 @@ def _limits(is_demo: bool) -> str:
     lines = [
         "A base model trained on web text for research on architectures: no instruction tuning, no safety training. It "
         "states falsehoods and repeats biases of its data. Do not put it before users.",
-        "One seed. The audit checks files, not that a GPU did the work; `rules.md` of the repository says what it can tell.",
+        "One seed. The audit checks files, not that a GPU did the work; the repository's `rules.md` says what it can "
+        "tell.",
     ]
     return "\n\n".join(lines[:1] if is_demo else lines)
 
