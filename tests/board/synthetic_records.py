@@ -1,5 +1,6 @@
 """Evidence folders with invented records, written by the field list of the record's specification."""
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -7,6 +8,11 @@ from typing import Any
 
 from tests.reporting.synthetic import LABELS
 from tests.training.run_helpers import sha
+
+DIGESTS = (
+    "config source parts manifest tokenizer byte_table data_order val_curve val_final core_bundle weights complete run "
+    "audit"
+).split()
 
 
 def make_record(
@@ -39,62 +45,81 @@ def make_record(
     core_curve[-1] = [last, core, None if core is None else core - 0.023]
     return {
         "schema": "nexttransformer.record/1",
+        "division": "formal" if protocol == "formal-v1" else "demo",
         "method": method,
         "family": family,
         "display_name": method.replace("_", " ").title(),
         "track": "main",
         "protocol": {"id": protocol, "digest": sha(protocol)},
         "package_version": "0.1.0",
+        "commit": "a" * 40,
+        "run_id": sha(method + protocol)[:16],
         "model": {
             "num_parameters": 1_355_810_568,
             "num_lookup": 654_311_424,
             "num_matmul": 701_499_096,
             "training_flops_per_token": 4_643_317_008,
             "flops_ratio": 1.0044,
+            "matmul_ratio": 1.0,
             "decode_state_bytes": 289_406_976,
         },
         "training": {
             "num_updates": last,
-            "num_tokens": 49_152_000_000,
+            "tokens": 49_152_000_000,
             "seed": 42,
             "attempts": [
                 {
+                    "attempt": 0,
                     "world_size": 8,
+                    "num_nodes": 1,
                     "micro_batch": 16,
                     "gpus": {"NVIDIA H200": 8},
-                    "first_update": 1,
+                    "first_update": 0,
                     "last_update": last,
                 }
             ],
             "gpu_hours": 260.5,
-            "tokens_per_second": 1_200_000.0 if method == "dense_full" else 1_000_000.0,
+            "median_tokens_per_second": 1_200_000.0 if method == "dense_full" else 1_000_000.0,
             "versions": {"torch": "2.12.0", "python": "3.12.3"},
         },
         "results": {
             "bpb_final": {"bpb": bpb, "nats": 1.0, "nats_hex": "0x1p+0", "bytes": 1, "tokens_counted": 1},
             "bpb_curve": curve,
-            "core": {"curve": core_curve, "tasks": tasks},
+            "core": {
+                "curve": core_curve,
+                "core_limited": 0.2067 if core is None else None,
+                "tasks": tasks,
+            },
         },
-        "digests": {"run": sha(method + "run"), "config": sha(method), "splits": {"val_final": sha("final")}},
+        "digests": {
+            **{key: sha(method + key) for key in DIGESTS},
+            "data_chain": "0" * 16,
+            "package": {"model.safetensors": sha("model")},
+        },
         "audit": {"verdict": "pass", "num_warnings": 1, "num_waivers": 0, "warning_ids": ["T5"]},
         "supersedes": None,
         "authors": ["A. Author"],
         "licence": "Apache-2.0",
         "citation": None,
-        "links": {"paper": "https://example.org/paper"},
+        "links": [{"title": "Paper", "url": "https://example.org/paper"}],
         **changes,
     }
 
 
-def write_record(evidence: Path, record: dict[str, Any], *, division: str = "formal", verdict: str = "pass") -> Path:
+def write_record(evidence: Path, record: dict[str, Any], *, verdict: str = "pass", run_id: str | None = None) -> Path:
     """Writes record and audit into the division's folders; returns the record's file."""
-    inside = evidence / "demo" if division == "demo" else evidence
-    for name, value in (
-        ("runs", record),
-        ("audits", {"schema": "nexttransformer.audit/1", "method": record["method"], "verdict": verdict}),
-    ):
+    inside = evidence / "demo" if record["division"] == "demo" else evidence
+    audit = {
+        "schema": "nexttransformer.audit/1",
+        "method": record["method"],
+        "run_id": run_id or record["run_id"],
+        "verdict": verdict,
+    }
+    content = json.dumps(audit).encode()
+    record = {**record, "digests": {**record["digests"], "audit": hashlib.sha256(content).hexdigest()}}
+    for name, data in (("runs", json.dumps(record).encode()), ("audits", content)):
         (inside / name).mkdir(parents=True, exist_ok=True)
-        (inside / name / f"{record['method']}.json").write_text(json.dumps(value), encoding="utf-8")
+        (inside / name / f"{record['method']}.json").write_bytes(data)
     return inside / "runs" / f"{record['method']}.json"
 
 
@@ -115,5 +140,5 @@ def write_board(evidence: Path) -> Path:
     for method, bpb in (("dense_full", 2.0431), ("mhc_lite", 2.0212)):
         family = "baseline" if method == "dense_full" else "residual"
         record = make_record(method, bpb=bpb, core=None, family=family, protocol="demo-v1")
-        write_record(evidence, record, division="demo")
+        write_record(evidence, record)
     return evidence

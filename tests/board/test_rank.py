@@ -10,12 +10,16 @@ from hypothesis import strategies as st
 from nexttransformer.board.rank import rank_by_bpb, rank_by_time
 from nexttransformer.board.records import Record, read_evidence
 from nexttransformer.errors import AuditError
+from nexttransformer.export.record import Record as RecordFile
 from nexttransformer.reporting import noise
 from tests.board.synthetic_records import make_record, write_board, write_record
 
 
 def record(method: str, bpb: float, division: str = "formal", track: str = "main") -> Record:
-    return Record(division, method, "family", method, track, "formal-v1", bpb, [], [], [], {}, b"", b"")
+    protocol = "formal-v1" if division == "formal" else "demo-v1"
+    value = make_record(method, bpb=bpb, protocol=protocol, track=track)
+    value["digests"]["audit"] = "0" * 64
+    return Record(RecordFile.from_json(value, method), b"", b"")
 
 
 def test_noise_bands_are_the_specified_ones():
@@ -85,13 +89,17 @@ def test_other_gpus_are_not_compared_in_time(tmp_path: Path):
 def test_every_bad_record_is_named_at_once(tmp_path: Path):
     write_record(tmp_path, make_record("dense_full", bpb=0.6672))
     write_record(tmp_path, make_record("refused", bpb=0.66), verdict="refused")
-    write_record(tmp_path, make_record("demo", bpb=0.66, protocol="demo-v1"))
-    write_record(tmp_path, make_record("leak", bpb=-1.0))
+    write_record(tmp_path, make_record("demo", bpb=0.66, protocol="demo-v1") | {"division": "formal"})
+    write_record(tmp_path, make_record("negative", bpb=-1.0))
     write_record(tmp_path, {**make_record("other", bpb=0.6), "display_name": None, "family": 3})
     write_record(tmp_path, make_record("alone", bpb=0.6))
     (tmp_path / "audits/alone.json").unlink()
     write_record(tmp_path, make_record("renamed", bpb=0.6)).rename(tmp_path / "runs/moved.json")
     (tmp_path / "audits/renamed.json").rename(tmp_path / "audits/moved.json")
+    write_record(tmp_path, make_record("foreign", bpb=0.6), run_id="f" * 16)
+    write_record(tmp_path, make_record("edited", bpb=0.6))
+    audit = tmp_path / "audits/edited.json"
+    audit.write_bytes(audit.read_bytes() + b" ")
     (tmp_path / "runs/broken.json").write_text('{"schema": NaN}')
     (tmp_path / "audits/broken.json").write_text("{}")
     (tmp_path / "wall_clock.json").write_text('{"schema": "nexttransformer.wall_clock/1", "beta_bpb": -0.1}')
@@ -99,13 +107,15 @@ def test_every_bad_record_is_named_at_once(tmp_path: Path):
         read_evidence(tmp_path)
     text = str(caught.value)
     for named in (
-        "refused.json: verdict is 'refused'",
-        "demo.json: protocol is 'demo-v1'",
-        "leak.json: 'results.bpb_final.bpb'",
-        "other.json: 'family'",
-        "other.json: 'display_name'",
+        "refused.json: 'verdict' is 'refused'",
+        "demo.json: division 'formal' under demo-v1",
+        "negative.json: results.bpb_final.bpb",
+        "other.json: family",
+        "other.json: display_name",
         "alone.json: cannot be read",
         "moved.json: 'method' is 'renamed'",
+        "foreign.json: 'run_id'",
+        "edited.json: is not the file",
         "broken.json: not valid JSON",
         "wall_clock.json: expected",
     ):

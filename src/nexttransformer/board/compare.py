@@ -14,15 +14,15 @@ def compare_data(records: Sequence[Record], published: dict[str, Any], words: di
     entries = [
         {
             "id": record.method,
-            "name": record.name if record.is_ranked else f"{record.name} ({record.track})",
+            "name": record.name if record.is_ranked else f"{record.name} ({record.facts.track})",
             "bpb": record.bpb,
             "core": None if record.core_v1 is None else 100 * record.core_v1,
             "core_v2": None if record.core_v2 is None else 100 * record.core_v2,
-            "parameters": record.num_parameters,
-            "flops": record.flops_per_token,
+            "parameters": record.facts.model.num_parameters,
+            "flops": record.facts.model.training_flops_per_token,
             "speed": record.tokens_per_second,
             "curve": clipped(record.bpb_curve),
-            "tasks": [[task.label, task.accuracy] for task in record.tasks],
+            "tasks": [[task.label, task.num_correct / task.rows] for task in record.tasks if task.rows],
         }
         for record in records
     ]

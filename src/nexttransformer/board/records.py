@@ -1,17 +1,16 @@
-"""Reading `evidence/`: records (schema `nexttransformer.record/1`) and their audits, every problem reported together.
+"""Reading `evidence/`: records and their audits, every problem reported together."""
 
-What a page cannot do without is required; everything else may be missing and is then shown as a dash.
-"""
-
+import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nexttransformer import jsonio
 from nexttransformer.errors import AuditError, NextTransformerError, join_problems
+from nexttransformer.export.record import AttemptOfRecord, CoreTaskOfRecord
+from nexttransformer.export.record import Record as RecordFile
 from nexttransformer.reporting.tolerant import dig
 
-RECORD_SCHEMA = "nexttransformer.record/1"
 WALL_CLOCK_SCHEMA = "nexttransformer.wall_clock/1"
 FORMAL, DEMO = "formal", "demo"
 # Folder of each division inside `evidence/`, and the protocols whose records belong there.
@@ -21,42 +20,51 @@ MAIN_TRACK = "main"
 
 
 @dataclass(frozen=True)
-class TaskScore:
-    """One CORE task of the last evaluation; `accuracy` and centered values are fractions."""
-
-    label: str
-    num_correct: int
-    rows: int
-    centered_v1: float | None
-    centered_v2: float | None
-
-    @property
-    def accuracy(self) -> float | None:
-        """Share of correct rows."""
-        return self.num_correct / self.rows if self.rows else None
-
-
-@dataclass(frozen=True)
 class Record:
-    """One leaderboard entry. `value` is the whole record, `content` and `audit_content` the files' bytes."""
+    """One leaderboard entry. `facts` is the record, `content` and `audit_content` are the files' bytes."""
 
-    division: str
-    method: str
-    family: str
-    name: str
-    track: str
-    protocol: str
-    bpb: float
-    bpb_curve: list[tuple[int, float]]
-    core_curve: list[tuple[int, float | None, float | None]]
-    tasks: list[TaskScore]
-    value: dict[str, Any] = field(repr=False)
+    facts: RecordFile
     content: bytes = field(repr=False)
     audit_content: bytes = field(repr=False)
 
     @property
+    def division(self) -> str:
+        """`formal` or `demo`."""
+        return self.facts.division
+
+    @property
+    def method(self) -> str:
+        """The method's id."""
+        return self.facts.method
+
+    @property
+    def family(self) -> str:
+        """The leaderboard group."""
+        return self.facts.family
+
+    @property
+    def name(self) -> str:
+        """The display name."""
+        return self.facts.display_name
+
+    @property
+    def bpb(self) -> float:
+        """Independent final BPB: what ranks."""
+        return self.facts.results.bpb_final.bpb
+
+    @property
+    def bpb_curve(self) -> list[tuple[int, float]]:
+        """BPB of `val_curve` by update."""
+        return list(self.facts.results.bpb_curve)
+
+    @property
+    def core_curve(self) -> list[tuple[int, float | None, float | None]]:
+        """(update, core_v1, core_v2) as fractions; None where CORE is limited."""
+        return list(self.facts.results.core.curve)
+
+    @property
     def core_v1(self) -> float | None:
-        """CORE of the last evaluation, a fraction; None if it is limited or missing."""
+        """CORE of the last evaluation, a fraction; None if it is limited."""
         return self.core_curve[-1][1] if self.core_curve else None
 
     @property
@@ -66,62 +74,37 @@ class Record:
 
     @property
     def core_limited(self) -> float | None:
-        """Mean over an excerpt's rows where `core_v1` is None: never comparable with CORE."""
-        stated = dig(self.value, "results.core.core_limited", float)
-        centered = [task.centered_v1 for task in self.tasks if task.centered_v1 is not None]
-        if self.core_v1 is not None:
-            return None
-        return stated if stated is not None else sum(centered) / len(centered) if centered else None
+        """Mean over an excerpt's rows: never comparable with CORE."""
+        return self.facts.results.core.core_limited
+
+    @property
+    def tasks(self) -> list[CoreTaskOfRecord]:
+        """The CORE tasks of the last evaluation."""
+        return self.facts.results.core.tasks
 
     @property
     def is_ranked(self) -> bool:
         """Whether its track is ranked; others are shown beside the ranking."""
-        return self.track == MAIN_TRACK
+        return self.facts.track == MAIN_TRACK
 
     @property
-    def num_parameters(self) -> int | None:
-        """All parameters."""
-        return dig(self.value, "model.num_parameters", int)
+    def attempts(self) -> list[AttemptOfRecord]:
+        """The launches of the run."""
+        return self.facts.training.attempts
 
     @property
-    def flops_per_token(self) -> float | None:
-        """Training FLOPs per token, causal-exact."""
-        return dig(self.value, "model.training_flops_per_token", float)
-
-    @property
-    def tokens_per_second(self) -> float | None:
+    def tokens_per_second(self) -> float:
         """Median over the run, all devices together."""
-        training = self.value.get("training")
-        return next(
-            (
-                found
-                for key in ("tokens_per_second", "median_tokens_per_second", "tokens_per_second_median")
-                if (found := dig(training, key, float)) is not None
-            ),
-            None,
-        )
-
-    @property
-    def attempts(self) -> list[dict[str, Any]]:
-        """World size, micro-batch, GPU and updates of each attempt."""
-        return [item for item in dig(self.value, "training.attempts", list) or [] if isinstance(item, dict)]
+        return self.facts.training.median_tokens_per_second
 
     @property
     def tokens_per_second_per_gpu(self) -> tuple[str, float] | None:
         """GPU name and speed of one GPU, if all attempts ran on the same number of one kind; else None."""
-        machines = {(gpu_of(item), dig(item, "world_size", int)) for item in self.attempts}
-        if len(machines) != 1 or self.tokens_per_second is None:
+        machines = {(tuple(attempt.gpus), attempt.world_size) for attempt in self.attempts}
+        if len(machines) != 1:
             return None
-        gpu, world_size = machines.pop()
-        return (gpu, self.tokens_per_second / world_size) if gpu and world_size else None
-
-
-def gpu_of(attempt: dict[str, Any]) -> str | None:
-    """Returns the name of an attempt's GPU; None where it is unknown or mixed."""
-    gpus = dig(attempt, "gpus", dict)
-    if gpus is not None:
-        return next(iter(gpus)) if len(gpus) == 1 else None
-    return dig(attempt, "gpu_name", str) or dig(attempt, "gpu", str)
+        gpus, world_size = machines.pop()
+        return (gpus[0], self.tokens_per_second / world_size) if len(gpus) == 1 and world_size else None
 
 
 @dataclass(frozen=True)
@@ -169,92 +152,33 @@ def _read_record(path: Path, audit_path: Path, division: str, problems: list[str
             problems.append(str(error))
     if len(problems) > before:
         return None
-    value, audit = values
-    problems += _record_problems(value, path, division)
-    verdict = dig(audit, "verdict", str)
-    if verdict != "pass":
-        problems.append(f"{audit_path}: verdict is {verdict!r}, expected 'pass'. Only audited results are shown.")
-    if dig(audit, "method", str) != dig(value, "method", str):
-        problems.append(f"{audit_path}: 'method' differs from the record's. Audit and record must be of one run.")
-    if len(problems) > before:
+    facts, found = RecordFile.problems_of(values[0], str(path))
+    problems += found
+    if not isinstance(facts, RecordFile):
         return None
-    assert isinstance(value, dict)
-    return Record(
-        division=division,
-        method=value["method"],
-        family=value["family"],
-        name=value["display_name"],
-        track=dig(value, "track", str) or MAIN_TRACK,
-        protocol=_protocol_id(value) or "",
-        bpb=dig(value, "results.bpb_final.bpb", float) or 0.0,
-        bpb_curve=[(update, score) for update, score in _curve(dig(value, "results.bpb_curve", list), ("bpb",))],
-        core_curve=_core_curve(value),
-        tasks=_tasks(value),
-        value=value,
-        content=contents[0],
-        audit_content=contents[1],
-    )
+    problems += _mismatches(facts, path, division, values[1], audit_path)
+    if facts.digests.audit != hashlib.sha256(contents[1]).hexdigest():
+        problems.append(f"{audit_path}: is not the file that the record names (digests.audit). Export the run again.")
+    return None if len(problems) > before else Record(facts, contents[0], contents[1])
 
 
-def _record_problems(value: Any, path: Path, division: str) -> list[str]:
-    """Returns what is missing or wrong of the fields that a page needs."""
-    if dig(value, "schema", str) != RECORD_SCHEMA:
-        return [f"{path}: 'schema' is not '{RECORD_SCHEMA}'. Only 'export_run' writes records."]
-    problems = [
-        f"{path}: '{key}' is missing or no text." for key in ("family", "display_name") if not dig(value, key, str)
-    ]
-    if dig(value, "method", str) != path.stem:
-        problems.append(f"{path}: 'method' is {dig(value, 'method', str)!r}, expected the file's stem '{path.stem}'.")
-    if _protocol_id(value) not in PROTOCOLS[division]:
-        expected = " or ".join(PROTOCOLS[division])
-        problems.append(f"{path}: protocol is {_protocol_id(value)!r}, expected {expected} in the {division} division.")
-    bpb = dig(value, "results.bpb_final.bpb", float)
-    if bpb is None or bpb <= 0:
-        problems.append(f"{path}: 'results.bpb_final.bpb' is missing or no positive number.")
+def _mismatches(facts: RecordFile, path: Path, division: str, audit: Any, audit_path: Path) -> list[str]:
+    """Returns where record, file name, folder and audit do not fit together."""
+    problems = []
+    if facts.method != path.stem:
+        problems.append(f"{path}: 'method' is '{facts.method}', expected the file's stem '{path.stem}'.")
+    if facts.division != division or facts.protocol.id not in PROTOCOLS[division]:
+        problems.append(
+            f"{path}: division '{facts.division}' under {facts.protocol.id}, expected '{division}' under "
+            f"{' or '.join(PROTOCOLS[division])} in this folder."
+        )
+    if facts.results.bpb_final.bpb <= 0:
+        problems.append(f"{path}: results.bpb_final.bpb is {facts.results.bpb_final.bpb}, expected more than 0.")
+    for key, expected in (("verdict", "pass"), ("method", facts.method), ("run_id", facts.run_id)):
+        got = dig(audit, key, str)
+        if got != expected:
+            problems.append(f"{audit_path}: '{key}' is {got!r}, expected '{expected}'. Only audited results are shown.")
     return problems
-
-
-def _protocol_id(value: Any) -> str | None:
-    return dig(value, "protocol.id", str) or dig(value, "protocol", str)
-
-
-def _items(entry: Any, keys: tuple[str, ...]) -> list[Any]:
-    """Returns an entry written as [update, ...] or as {"update": ..., ...} as a list."""
-    if isinstance(entry, dict):
-        return [entry.get(key) for key in ("update", *keys)]
-    return entry if isinstance(entry, list) else []
-
-
-def _curve(entries: list[Any] | None, keys: tuple[str, ...]) -> list[tuple[int, float]]:
-    points = []
-    for entry in entries or []:
-        items = _items(entry, keys)
-        update, score = dig(items, "0", int), dig(items, "1", float)
-        if update is not None and score is not None:
-            points.append((update, score))
-    return sorted(points)
-
-
-def _core_curve(value: Any) -> list[tuple[int, float | None, float | None]]:
-    keys = ("core_v1", "core_v2")
-    entries = dig(value, "results.core.curve", list) or dig(value, "results.core", list) or []
-    points = []
-    for entry in entries:
-        items = _items(entry, keys)
-        update = dig(items, "0", int)
-        if update is not None:
-            points.append((update, dig(items, "1", float), dig(items, "2", float)))
-    return sorted(points, key=lambda point: point[0])
-
-
-def _tasks(value: Any) -> list[TaskScore]:
-    tasks = []
-    for item in dig(value, "results.core.tasks", list) or dig(value, "results.core_tasks", list) or []:
-        label, correct, rows = dig(item, "label", str), dig(item, "num_correct", int), dig(item, "rows", int)
-        if label is not None and correct is not None and rows is not None:
-            centered = (dig(item, "centered_v1", float), dig(item, "centered_v2", float))
-            tasks.append(TaskScore(label, correct, rows, *centered))
-    return tasks
 
 
 def _read_waivers(path: Path, problems: list[str]) -> list[dict[str, Any]]:

@@ -145,5 +145,5 @@ def _method_values(
         "audit": method_page.audit_facts(record, evidence.waivers, words),
         "credits": method_page.credit_rows(record, words),
         "tasks": method_page.task_rows(record),
-        "links": method_page.link_rows(record),
+        "links": record.facts.links,
     }
