@@ -191,12 +191,12 @@ def check_precision(view: RunView) -> Iterator[Finding]:
     )
     yield from differs("The loss", "run.json loss", expected=protocol.loss, got=run.loss)
     on_gpu, on_cpu = _PRECISIONS[protocol.precision_policy]
-    has_gpu = any(set(meta.gpus) - {"cpu"} for _, meta in view.attempt_starts)
+    devices = {name for _, meta in view.attempt_starts for name in meta.gpus}
+    expected = sorted({on_cpu if name == "cpu" else on_gpu for name in devices})
     for name, cell in view.evaluations.items():
-        if cell.value is not None:
-            expected = on_gpu if has_gpu else on_cpu
-            yield from differs(
-                "The precision of an evaluation", f"{name} precision", expected=expected, got=cell.value.precision
+        if cell.value is not None and cell.value.precision not in expected:
+            yield error(
+                "The precision of an evaluation differs.", f"{name} precision", expected=expected, got=cell.value.precision
             )
 
 

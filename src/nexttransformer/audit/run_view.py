@@ -92,7 +92,7 @@ class RunView:
             result.append((logged, logged.meta))
         return result
 
-    @cached_property
+    @property
     def config(self) -> ModelConfig:
         """The registered configuration of the recorded method, from which all models of the audit are built."""
         run = self.run.get()

@@ -1,0 +1,67 @@
+"""Speed and memory on a run of full length, and checks that only a formal run can show."""
+
+import dataclasses
+import resource
+import sys
+import time
+
+import pytest
+from tests.audit.conftest import found
+from tests.audit.full_length import METHOD, FullLengthRun, StubCode
+
+from nexttransformer.audit.check import registered, run_check, run_checks
+from nexttransformer.audit.report import make_record, report_lines
+from nexttransformer.audit.run_view import RunView
+
+MAX_SECONDS, MAX_BYTES = 60, 2 * 2**30
+
+
+@pytest.fixture(scope="module")
+def full_run(tmp_path_factory: pytest.TempPathFactory) -> FullLengthRun:
+    return FullLengthRun(tmp_path_factory.mktemp("full") / "run")
+
+
+@pytest.fixture(scope="module")
+def view_and_seconds(full_run: FullLengthRun) -> tuple[RunView, float]:
+    began = time.monotonic()
+    return RunView(full_run.root, METHOD, full_run.reference), time.monotonic() - began
+
+
+def test_a_full_length_run_is_judged_fast(
+    full_run: FullLengthRun, view_and_seconds: tuple[RunView, float]
+) -> None:
+    view, seconds = view_and_seconds
+    began = time.monotonic()
+    record = make_record(view, run_checks("A", view))
+    seconds += time.monotonic() - began
+    assert record.verdict == "pass", "\n".join(report_lines(record))
+    assert record.division == "formal" and record.findings == []
+    assert record.counts.superseded_updates == 177 + 450
+    assert (full_run.root / "metrics.jsonl").stat().st_size > 20_000_000
+    assert seconds < MAX_SECONDS
+    unit = 1 if sys.platform == "darwin" else 1024
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit < MAX_BYTES
+
+
+def test_a_configuration_over_budget_is_refused(
+    view_and_seconds: tuple[RunView, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_and_seconds[0]
+    # The stub's MLP has 256 columns; 28 more cost 1.9 % of the whole.
+    code = StubCode(mlp_width=284)
+    monkeypatch.setattr(view, "reference", dataclasses.replace(view.reference, code=code))
+    findings = run_check("M2", registered("A")["M2"], view)
+    assert [finding.severity for finding in findings] == ["error", "error"]
+    assert "outside the budget" in findings[0].message and "+1.9" in str(findings[0].got)
+
+
+def test_nothing_published_cannot_be_judged(
+    view_and_seconds: tuple[RunView, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_and_seconds[0]
+    monkeypatch.setattr(view, "reference", dataclasses.replace(view.reference, published={}, data_order={}))
+    checks = registered("A")
+    findings = [each for rule_id in ("D1", "D2", "D3", "D4") for each in run_check(rule_id, checks[rule_id], view)]
+    record = make_record(view, findings)
+    assert found(record) == {(rule_id, "unjudged") for rule_id in ("D1", "D2", "D3", "D4")}
+    assert record.exit_code == 2
