@@ -1,5 +1,6 @@
 """One evaluation from start to record: the functions shared by the trainer and the `evaluate` command."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from nexttransformer.evaluation.inputs import EvaluationInputs, digest_problems,
 from nexttransformer.evaluation.progress import Progress
 from nexttransformer.evaluation.results import EvaluationKind, EvaluationRecord
 from nexttransformer.models import Decoder, build_model, config_from_dict
+from nexttransformer.models.layers import cached_weights
 from nexttransformer.protocol import Protocol, get_protocol
 from nexttransformer.site_config import SiteConfig
 from nexttransformer.training import checkpoint_files
@@ -84,7 +86,9 @@ def evaluate_model(
     place = {"rank": collectives.rank, "world_size": collectives.world_size, "gather": collectives.gather_objects}
     protocol, tokenizer = inputs.protocol, inputs.tokenizer
     bpb, core, errors = {}, None, []
+    casts = ExitStack()
     try:
+        casts.enter_context(cached_weights(model))
         for split in splits:
             try:
                 result = score_split(
@@ -131,6 +135,7 @@ def evaluate_model(
                 core = results.as_core_score(result.to_json(tokenizer_digest=tokenizer.digest))
                 errors += result.errors
     finally:
+        casts.close()
         model.train(was_training)
     record = EvaluationRecord(
         kind=kind,

@@ -219,8 +219,9 @@ class Decoder(Part):
         h_BTD, _ = self.hidden(ids_BT)
         if targets_BT is None:
             return self.head_logits(h_BTD)
+        weight_VD = self.lm_head.cast_weight(h_BTD.dtype)
         nats_N = softcap_cross_entropy(
-            h_BTD.flatten(0, 1), self.lm_head.weight, targets_BT.flatten().long(), self.config.logit_soft_cap
+            h_BTD.flatten(0, 1), weight_VD, targets_BT.flatten().long(), self.config.logit_soft_cap
         )
         return nats_N.view_as(targets_BT)
 

@@ -10,7 +10,7 @@ def softcap_cross_entropy(h_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, so
 
     Args:
         h_ND: normalized hidden vectors, compute dtype.
-        weight_VD: head weight, float32; cast to h's dtype for the product.
+        weight_VD: head weight, float32 or h's dtype; cast to h's dtype for the product.
         targets_N: target ids, int64.
         soft_cap: c.
 

@@ -14,8 +14,8 @@ def relu_squared_mlp(x_BTD: Tensor, w1_FD: Tensor, w2_DF: Tensor) -> Tensor:
 
     Args:
         x_BTD: normalized input, compute dtype.
-        w1_FD: first weight (F, D), float32; cast to x's dtype.
-        w2_DF: second weight (D, F), float32; cast to x's dtype.
+        w1_FD: first weight (F, D), float32 or x's dtype; cast to x's dtype.
+        w2_DF: second weight (D, F), float32 or x's dtype; cast to x's dtype.
 
     Returns:
         y [B, T, D].

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-_BLOCK_M, _BLOCK_N, _BLOCK_K = 128, 256, 64
+from nexttransformer.ops.relu_squared.tiles import Tile, chosen_tile
 
 
 @triton.jit
@@ -62,37 +62,39 @@ def _product_kernel(
         c_desc.store([m, n + half], right.to(tl.bfloat16))
 
 
-def _product(a: Tensor, b: Tensor, num_columns: int, aux: Tensor | None) -> Tensor:
+def product(a: Tensor, b: Tensor, num_columns: int, aux: Tensor | None, tile: Tile | None = None) -> Tensor:
+    """Runs one of the two products (see the kernel) with a tile, by default the chosen one."""
     num_rows, depth = a.shape
     c = a.new_empty(num_rows, num_columns)
     num_programs = torch.cuda.get_device_properties(a.device).multi_processor_count
     is_backward = aux is not None
-    half = _BLOCK_N // 2
-    b_block = [_BLOCK_K, _BLOCK_N] if is_backward else [_BLOCK_N, _BLOCK_K]
-    c_desc = TensorDescriptor.from_tensor(c, [_BLOCK_M, half])
+    tile = tile or chosen_tile(is_backward=is_backward)
+    half = tile.columns // 2
+    b_block = [tile.depth, tile.columns] if is_backward else [tile.columns, tile.depth]
+    c_desc = TensorDescriptor.from_tensor(c, [tile.rows, half])
     _product_kernel[(num_programs,)](
-        TensorDescriptor.from_tensor(a, [_BLOCK_M, _BLOCK_K]),
+        TensorDescriptor.from_tensor(a, [tile.rows, tile.depth]),
         TensorDescriptor.from_tensor(b, b_block),
         c_desc,
-        TensorDescriptor.from_tensor(aux, [_BLOCK_M, half]) if aux is not None else c_desc,
+        TensorDescriptor.from_tensor(aux, [tile.rows, half]) if aux is not None else c_desc,
         num_rows,
         num_columns,
         depth=depth,
-        block_m=_BLOCK_M,
-        block_n=_BLOCK_N,
-        block_k=_BLOCK_K,
-        group=8,
+        block_m=tile.rows,
+        block_n=tile.columns,
+        block_k=tile.depth,
+        group=tile.group,
         num_programs=num_programs,
         is_backward=is_backward,
-        num_warps=8,
-        num_stages=3 if is_backward else 4,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )
     return c
 
 
 @torch.library.custom_op("nexttransformer::relu_squared_up", mutates_args=())
 def _up(x_ND: Tensor, w1_FD: Tensor) -> Tensor:
-    return _product(x_ND, w1_FD, w1_FD.shape[0], None)
+    return product(x_ND, w1_FD, w1_FD.shape[0], None)
 
 
 @_up.register_fake
@@ -102,7 +104,7 @@ def _(x_ND: Tensor, w1_FD: Tensor) -> Tensor:
 
 @torch.library.custom_op("nexttransformer::relu_squared_down_backward", mutates_args=())
 def _down_backward(dy_ND: Tensor, w2_DF: Tensor, a_NF: Tensor) -> Tensor:
-    return _product(dy_ND, w2_DF, w2_DF.shape[1], a_NF)
+    return product(dy_ND, w2_DF, w2_DF.shape[1], a_NF)
 
 
 @_down_backward.register_fake
