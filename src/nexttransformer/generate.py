@@ -99,16 +99,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the drawing (default 0)")
     parser.add_argument("--site-config", type=Path, metavar="FILE", help="site file; not needed for an export")
     arguments = parser.parse_args(argv)
-    problems = []
-    if arguments.max_tokens < 1:
-        problems += [f"--max-tokens {arguments.max_tokens}: expected a whole number from 1."]
+    is_positive = arguments.max_tokens >= 1
+    problems = [] if is_positive else [f"--max-tokens {arguments.max_tokens}: expected a whole number from 1."]
     if not (math.isfinite(arguments.temperature) and arguments.temperature >= 0):
         problems += [f"--temperature {arguments.temperature}: expected a number of at least 0."]
     if problems:
         raise ConfigError(join_problems(problems))
     model, tokenizer = load_model(arguments.checkpoint, arguments.site_config)
     prompt_ids = [tokenizer.bos_id, *tokenizer.encode(arguments.prompt)]
-    # A token may hold part of a character.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     print(arguments.prompt, end="", flush=True)
     how = {"max_tokens": arguments.max_tokens, "temperature": arguments.temperature, "seed": arguments.seed}

@@ -65,18 +65,19 @@ def test_saves_by_time(prepared_site, tmp_path):
 
 @pytest.mark.dist
 @pytest.mark.parametrize(
-    ("fault", "meta"),
+    ("fault", "world_size", "meta"),
     [
-        (("nats", 3, 1, "nan"), {"ranks": [1], "update": 4, "parameters": []}),
-        (("gradients", 3, 0, "infinite_gradient"), {"ranks": [], "update": 4, "parameters": ["lm_head.weight"]}),
+        (("nats", 3, 1, "nan"), 2, {"ranks": [1], "update": 4, "parameters": []}),
+        (("gradients", 3, 0, "infinite_gradient"), 1, {"ranks": [], "update": 4, "parameters": ["lm_head.weight"]}),
     ],
+    ids=["loss", "gradient"],
 )
-def test_nonfinite_numbers_stop_all_ranks_before_the_update(prepared_site, tmp_path, fault, meta):
+def test_nonfinite_numbers_stop_all_ranks_before_the_update(prepared_site, tmp_path, fault, world_size, meta):
     folder = tmp_path / "run"
     words = arguments(prepared_site, folder, "--updates", "6", micro_batch=4)
     # Save at update 2, which no later save replaces.
-    assert train(words, world_size=2, faults=[("nats", 1, 0, "SIGTERM")]) == [OK, OK]
-    assert train(words, world_size=2, faults=[fault]) == [(1, ""), (1, "")]
+    assert train(words, faults=[("nats", 1, 0, "SIGTERM")]) == [OK]
+    assert train(words, world_size=world_size, faults=[fault]) == [(1, "")] * world_size
     (event,) = events(folder, "nonfinite")
     assert event["update"] == 3 and event["meta"] == meta
     assert (state(folder)["status"], state(folder)["update"]) == ("failed", 3)

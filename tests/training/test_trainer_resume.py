@@ -7,6 +7,7 @@ import pytest
 
 from nexttransformer.training.events import read_events
 from nexttransformer.training.metrics import read_metrics
+from tests.distributed import run_ranks
 from tests.training.trainer_runs import (
     CONFIG,
     arguments,
@@ -16,6 +17,7 @@ from tests.training.trainer_runs import (
     metrics,
     state,
     train,
+    train_rank,
 )
 
 OK = (0, "")
@@ -90,18 +92,17 @@ def test_resume_at_other_world_sizes(prepared_site, tmp_path):
         faults = [*fill, *(stop_after(until, mixed) if until else [])]
         assert train(words, world_size=world_size, faults=faults) == [OK] * world_size
     keys = ("update", "rows_hash", "data_chain", "learning_rates")
-    first, second = ([[line[key] for key in keys] for line in metrics(folder)] for folder in (straight, mixed))
-    assert first == second
-    last = [checkpoint_tensors(folder / "checkpoint_00000008") for folder in (straight, mixed)]
-    assert fraction_beyond(*last, 1e-4) < 1e-3
+    lines = [[[line[key] for key in keys] for line in metrics(folder)] for folder in (straight, mixed)]
+    assert lines[0] == lines[1]
+    first, second = (checkpoint_tensors(folder / "checkpoint_00000008") for folder in (straight, mixed))
+    assert fraction_beyond(first, second, 1e-4) < 1e-3
 
 
 @pytest.mark.dist
 def test_killed_while_evaluating(prepared_site, tmp_path):
     words = arguments(prepared_site, tmp_path / "run", "--updates", "6", "--eval", "bpb")
     with pytest.raises(AssertionError, match="died"):
-        # Two ranks, so that both run outside this process.
-        train(words, world_size=2, faults=[("evaluating", 5, rank, "SIGKILL") for rank in (0, 1)])
+        run_ranks(train_rank, 1, words, [("evaluating", 5, 0, "SIGKILL")], with_group=False)
     folder = tmp_path / "run"
     assert (folder / "checkpoint_00000005/complete.json").exists()
     assert not (folder / "evaluations/val_curve_00000005.json").exists()
