@@ -11,11 +11,11 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nexttransformer.errors import EXIT_FAILED, EXIT_OK, ConfigError, join_problems, run_command
-from nexttransformer.launch_environment import local_problems
+from nexttransformer.launch_environment import local_problems, option_value
 
 TRAIN_MODULE = "nexttransformer.train"
 # SIGUSR1 beside torchrun's own: otherwise it kills the launcher and leaves the trainer running.
@@ -54,21 +54,32 @@ def num_processes(environ: Mapping[str, str], num_gpus: int) -> int:
 
 
 def launch(module: str, arguments: list[str], processes: int) -> int:
-    """Runs a module in processes under torchrun and returns the exit code of the first that failed.
+    """Runs a module in processes under torchrun and returns the exit code of the first that failed."""
+    from torch.distributed import run as torchrun
+
+    _pass_on_second_interrupt()
+    options = ["--standalone", f"--nproc-per-node={processes}", f"--signals-to-handle={_FORWARDED}", "--module", module]
+    return supervise(lambda: torchrun.run(torchrun.parse_args([*options, *arguments])), arguments, processes)
+
+
+def supervise(run: Callable[[], None], arguments: list[str], processes: int) -> int:
+    """Runs one of torch's launchers in this process and turns its end into the trainer's exit code and one line.
 
     A launch stopped by a signal returns 0 if the run folder says that the run was saved or finished.
+
+    Args:
+        run: starts the launcher and returns when all processes of this machine have ended.
+        arguments: the trainer's, which name the run folder.
+        processes: number of processes of the whole job.
     """
-    from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     # The rank that failed is named below; torchrun says the same in many lines.
     for name in ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    _pass_on_second_interrupt()
-    options = ["--standalone", f"--nproc-per-node={processes}", f"--signals-to-handle={_FORWARDED}", "--module", module]
     try:
-        torchrun.run(torchrun.parse_args([*options, *arguments]))
+        run()
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         is_signal = failure.exitcode < 0
@@ -124,12 +135,7 @@ def _run_status(arguments: list[str]) -> str | None:
     """Returns `status` of the run folder that the trainer's arguments name, None if there is none."""
     from nexttransformer.training.run_folder import RunFolder
 
-    output = None
-    for position, argument in enumerate(arguments):
-        if argument == "--output" and position + 1 < len(arguments):
-            output = arguments[position + 1]
-        elif argument.startswith("--output="):
-            output = argument.partition("=")[2]
+    output = option_value(arguments, "--output")
     state = RunFolder(Path(output)).read_state() if output else None
     return state.status if state else None
 

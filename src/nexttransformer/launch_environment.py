@@ -6,7 +6,8 @@ none of them. Half-set, contradicting and non-integer values are listed, one lin
 
 import argparse
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
 
 from nexttransformer.errors import ConfigError, join_problems, run_command
 
@@ -81,11 +82,49 @@ def job_problems(environ: Mapping[str, str]) -> list[str]:
     return problems
 
 
+def node_problems(environ: Mapping[str, str]) -> list[str]:
+    """Returns what forbids starting this node of a job (`launch/node.sh`), one line each."""
+    if not any(environ.get(name) for name in JOB_VARIABLES):
+        return [f"{', '.join(JOB_VARIABLES)} not set: set all of them on every node."]
+    problems = job_problems(environ)
+    for name in _WORKER_VARIABLES:
+        if environ.get(name):
+            problems.append(f"{name}={environ[name]} is set: another launcher started this process. Unset it.")
+    for name in ("SLURM_GPUS_ON_NODE", "NPROC_PER_NODE"):
+        given, other = environ.get("GPUS_PER_NODE", ""), environ.get(name, "")
+        if given.isdigit() and other.isdigit() and int(given) != int(other):
+            problems.append(f"GPUS_PER_NODE={given} contradicts {name}={other}. Unset one of them.")
+    address = environ.get("MASTER_ADDR")
+    if address and not problems:
+        try:
+            socket.getaddrinfo(address, None)
+        except OSError as error:
+            problems.append(
+                f"MASTER_ADDR={address}: no such host for {socket.gethostname()} ({error.strerror}). "
+                "Give the name or address of node 0."
+            )
+    return problems
+
+
+def option_value(arguments: Sequence[str], flag: str) -> str | None:
+    """Returns the last value of `--flag VALUE` or `--flag=VALUE` among a command's arguments, None without one."""
+    value = None
+    for position, argument in enumerate(arguments):
+        if argument == flag and position + 1 < len(arguments):
+            value = arguments[position + 1]
+        elif argument.startswith(f"{flag}="):
+            value = argument.partition("=")[2]
+    return value
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Checks the job's variables; `--local` checks them for a launch on this machine alone."""
+    """Checks the job's variables; `--local` and `--node` check them for one kind of launch."""
     parser = argparse.ArgumentParser(prog="python -m nexttransformer.launch_environment", description=main.__doc__)
-    parser.add_argument("--local", action="store_true", help="one machine, as launch/train.sh")
-    problems = (local_problems if parser.parse_args(argv).local else job_problems)(os.environ)
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--local", action="store_true", help="one machine, as launch/train.sh")
+    kind.add_argument("--node", action="store_true", help="a node of several, as launch/node.sh")
+    given = parser.parse_args(argv)
+    problems = (local_problems if given.local else node_problems if given.node else job_problems)(os.environ)
     if problems:
         raise ConfigError(join_problems(problems))
     return 0
