@@ -96,9 +96,9 @@ class Page:
         return result["result"].get("value")
 
     def wait(self, condition: str, seconds: float = 20.0) -> None:
-        """Waits until an expression is true."""
+        """Waits until an expression is true; while a page loads it may fail."""
         deadline = time.monotonic() + seconds
-        while not self.run(condition):
+        while not self.run(f"(() => {{ try {{ return Boolean({condition}); }} catch (error) {{ return false; }} }})()"):
             assert time.monotonic() < deadline, f"never true: {condition}"
             time.sleep(0.05)
 

@@ -98,7 +98,7 @@ def training_facts(record: Record, words: dict[str, str]) -> list[tuple[str, str
         (words["matmul"], formats.count(model.num_matmul)),
         (words["flops"], formats.count(model.training_flops_per_token)),
         (words["decode_state"], formats.data_bytes(model.decode_state_bytes)),
-        (words["updates"], formats.count(training.num_updates)),
+        (words["covered"], formats.count(training.num_updates)),
         (words["tokens"], formats.count(training.tokens)),
         (words["seed"], formats.count(training.seed)),
         (words["gpu_hours"], formats.hours(training.gpu_hours)),
