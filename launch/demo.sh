@@ -12,25 +12,17 @@ demo=${NEXTTRANSFORMER_DEMO_DIR:-demo}
 method=dense_full
 config=$root/configs/baseline/$method.json
 run=$demo/runs/$method
-audit=$demo/evidence/audits/$method.json
-record=$demo/evidence/runs/$method.json
 
 number=0
-# The steps of this version: a command that is not part of it is left out.
-steps=(prepare_data train evaluate)
-for name in audit_run export_run report; do
-  [ ! -f "$root/src/nexttransformer/$name.py" ] || steps+=("$name")
-done
 step() {
   number=$((number + 1))
-  printf '\n[%d/%d] %s\n' "$number" "${#steps[@]}" "$1"
+  printf '\n[%d/%d] %s\n' "$number" 6 "$1"
 }
-has() { [ -f "$root/src/nexttransformer/$1.py" ]; }
 trap 'printf "\nThe demo stopped at this step. Repeat the command to go on, or remove %s to start anew.\n" "$demo" >&2' ERR
 
 bash "$root/launch/install.sh"
 started=$SECONDS
-mkdir -p "$demo/evidence/audits" "$demo/evidence/runs"
+mkdir -p "$demo"
 printf '{"data_root": "data", "cache_root": "cache", "scratch_root": "scratch"}\n' >"$demo/site.json"
 load_environment() {
   # shellcheck source=launch/env.sh
@@ -55,30 +47,30 @@ checkpoint=$(ls -d "$run"/checkpoint_* | grep -E 'checkpoint_[0-9]{8}$' | sort |
 python3 -m nexttransformer.evaluate --checkpoint "$checkpoint" --site-config "$demo/site.json" \
   --output "$run/evaluation.json" --micro-batch 4 --eval bpb,core
 
-if has audit_run; then
-  step "Auditing the run"
-  python3 -m nexttransformer.audit_run "$run" --method "$method" --protocol demo-v1 --output "$audit"
-fi
-if has export_run; then
-  step "Exporting record, weights and model card"
-  python3 -m nexttransformer.export_run "$run" --method "$method" --name "Dense Baseline (demo)" --audit "$audit" \
-    --submission "$record" --export-dir "$demo/export/$method"
-fi
-if has report; then
-  step "Report page"
-  python3 -m nexttransformer.report "$run" --output "$demo/report.html"
-fi
+step "Auditing the run"
+# Inside the demo's folder: its evidence is no part of the repository's.
+(cd "$demo" && python3 -m nexttransformer.audit_run "runs/$method" --method "$method" --protocol demo-v1 \
+  --data data/demo-v1)
+
+step "Exporting record, weights and model card"
+(cd "$demo" && python3 -m nexttransformer.export_run "runs/$method" --method "$method" \
+  --name "Dense Baseline (demo)" --audit "evidence/demo/audits/$method.json" --export-dir "export/$method")
+
+step "Report page"
+python3 -m nexttransformer.report "$run" --output "$demo/report.html"
 
 trap - ERR
 printf '\nDone in %d s after installation. Made in %s:\n' "$((SECONDS - started))" "$demo"
-for made in "data/demo-v1" "runs/$method" "evidence/audits/$method.json" "evidence/runs/$method.json" \
+for made in "data/demo-v1" "runs/$method" "evidence/demo/audits/$method.json" "evidence/demo/runs/$method.json" \
   "export/$method" "report.html"; do
   [ ! -e "$demo/$made" ] || printf '  %s\n' "$made"
 done
 cat <<TEXT
 
-Next, train another method on the same data and compare the two:
+Open $demo/report.html in a browser. Next, train another method on the same data and compare the two:
   source launch/env.sh --site-config $demo/site.json
-  launch/train.sh --config configs/residual/mhc.json --protocol demo-v1 --output $demo/runs/mhc --micro-batch 4
+  launch/train.sh --config configs/hybrid/gdn_hybrid.json --protocol demo-v1 --output $demo/runs/gdn_hybrid --micro-batch 4
+  python -m nexttransformer.report $run $demo/runs/gdn_hybrid --output $demo/compare.html
+Or read what the tiny model writes:
+  python -m nexttransformer.generate --checkpoint $checkpoint --prompt "The " --max-tokens 40
 TEXT
-! has report || printf '  python -m nexttransformer.report %s %s --output %s\n' "$run" "$demo/runs/mhc" "$demo/compare.html"

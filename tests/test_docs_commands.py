@@ -46,8 +46,6 @@ SCRIPTS = {
     "launch/slurm.sbatch": "train",
 }
 PASSES_ANY = {"launch/test.sh", "launch/deepspeed.sh", ".ci/run"}
-# Documented as the design has them, and built by others: judged as soon as they are there.
-PLANNED = {"nexttransformer.export_run", "launch/slurm.sbatch", "launch/accelerate.yaml"}
 # English page -> the same page in Chinese.
 PAIRS = {page: ROOT / "docs/zh" / page.name for page in sorted((ROOT / "docs/en").glob("*.md"))}
 PAIRS[ROOT / "README.md"] = ROOT / "README.zh.md"
@@ -96,7 +94,7 @@ def module_problems(module: str, arguments: list[str]) -> list[str]:
     if package != "nexttransformer":
         return [] if module in ("venv", "pip", "pytest", "http.server") else [f"python -m {module}: unknown module"]
     if name not in cli.commands():
-        return [] if module in PLANNED else [f"{module}: no such command"]
+        return [f"{module}: no such command"]
     return option_problems(arguments, options(name), module)
 
 
@@ -107,9 +105,7 @@ def problems(words: list[str]) -> list[str]:
     found = [
         f"{word} does not exist"
         for word in words
-        if re.fullmatch(r"configs/[\w/]+\.json|launch/[\w.]+", word)
-        and not (ROOT / word).is_file()
-        and word not in PLANNED
+        if re.fullmatch(r"configs/[\w/]+\.json|launch/[\w.]+", word) and not (ROOT / word).is_file()
     ]
     if not words:
         return found
