@@ -7,8 +7,8 @@ _DIGITS = 6
 
 
 def half_life(num_points: int) -> int:
-    """Returns the half-life of the smoothing in points: 1 % of the curve, from 2 to 200."""
-    return max(2, min(200, num_points // 100))
+    """Returns the half-life of the smoothing in points: 1 % of the curve, from 4 to 200."""
+    return max(4, min(200, num_points // 100))
 
 
 def smooth(values: Sequence[float], points: int) -> list[float]:
