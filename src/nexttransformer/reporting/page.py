@@ -10,17 +10,17 @@ import jinja2
 from markupsafe import Markup
 
 from nexttransformer import __version__
-from nexttransformer.reporting import formats, tables
+from nexttransformer.reporting import details, formats, summary
 from nexttransformer.reporting.figures import NOISE_KNOWN, build_figures, run_axes
 from nexttransformer.reporting.noise import BPB_BAND
 from nexttransformer.reporting.run_view import RunView
 from nexttransformer.reporting.series import MAX_POINTS
 from nexttransformer.reporting.svg import draw_svg
+from nexttransformer.reporting.tolerant import dig
 from nexttransformer.reporting.words import words_of
 
 TEMPLATES = Path(__file__).parent / "templates"
 _MAX_PROBLEMS = 20
-COLOURS = 8
 
 
 @functools.lru_cache
@@ -68,7 +68,7 @@ def render_report(runs: Sequence[RunView], language: str) -> str:
     """
     runs = list(runs)
     words = words_of(language)
-    names = [tables.group_names(run) for run in runs]
+    names = [summary.group_names(run) for run in runs]
     figures = build_figures(runs, names, words)
     protocols = {run.protocol.id if run.protocol else None for run in runs}
     is_alike, is_noise_known = len(protocols) == 1, protocols <= set(NOISE_KNOWN)
@@ -82,8 +82,8 @@ def render_report(runs: Sequence[RunView], language: str) -> str:
             title=title,
             version=__version__,
             runs=[_run_context(run, index, words) for index, run in enumerate(runs)],
-            comparison=tables.comparison(runs, words) if len(runs) > 1 else [],
-            core_rows=tables.core_rows(runs, words),
+            comparison=summary.comparison(runs, words) if len(runs) > 1 else [],
+            core_rows=details.core_rows(runs, words),
             is_core_limited=any(run.core is not None and run.core.core_v1 is None for run in runs),
             is_alike=is_alike,
             is_noise_known=is_noise_known,
@@ -99,25 +99,25 @@ def render_report(runs: Sequence[RunView], language: str) -> str:
 
 
 def _run_context(run: RunView, index: int, words: dict[str, str]) -> dict[str, Any]:
-    events, num_events = tables.notable_events(run)
+    events, num_events = details.notable_events(run)
     last = run.last_update
     return {
         "index": index,
         "view": run,
-        "method": tables.dig(run.facts, "method", str) or run.name,
-        "family": tables.dig(run.facts, "family", str) or "",
-        "protocol": tables.dig(run.facts, "protocol.id", str) or "",
-        "mode": tables.dig(run.facts, "mode", str) or "",
+        "method": dig(run.facts, "method", str) or run.name,
+        "family": dig(run.facts, "family", str) or "",
+        "protocol": dig(run.facts, "protocol.id", str) or "",
+        "mode": dig(run.facts, "mode", str) or "",
         "status": words[f"status_{run.status}"],
         "progress": min(1.0, run.timeline.last_update / last) if last else None,
-        "cards": tables.key_figures(run, words),
-        "attempts": tables.attempt_rows(run, words),
-        "evaluations": tables.evaluation_rows(run, words),
+        "cards": summary.key_figures(run, words),
+        "attempts": details.attempt_rows(run, words),
+        "evaluations": details.evaluation_rows(run, words),
         "events": events,
         "num_events": num_events,
-        "environment": tables.environment(run, words),
-        "digests": tables.digests(run, words),
-        "optimizer": tables.optimizer_rows(run),
+        "environment": details.environment(run, words),
+        "digests": details.digests(run, words),
+        "optimizer": details.optimizer_rows(run),
         "config": json.dumps(run.facts.get("config", {}), indent=1, ensure_ascii=False),
         "problems": run.problems[:_MAX_PROBLEMS],
         "num_problems": len(run.problems),
