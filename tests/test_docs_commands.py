@@ -44,6 +44,7 @@ SCRIPTS = {
     "launch/demo.sh": set(),
     "launch/train.sh": "train",
     "launch/slurm.sbatch": "train",
+    "launch/node.sh": "train",
 }
 PASSES_ANY = {"launch/test.sh", "launch/deepspeed.sh", ".ci/run"}
 # English page -> the same page in Chinese.
