@@ -27,7 +27,7 @@ def test_help_lists_every_command_without_torch() -> None:
 
 def test_every_command_module_is_listed() -> None:
     """A command is a module of the package whose last line runs `main`; the helpers are none."""
-    helpers = {"__main__", "launch", "launch_environment", "provenance", "site_config"}
+    helpers = {"__main__", "launch", "launch_environment", "launch_node", "provenance", "requeue", "site_config"}
     modules = {
         path.stem for path in (SOURCE / "nexttransformer").glob("*.py") if "\n    run_command(main)" in path.read_text()
     }
