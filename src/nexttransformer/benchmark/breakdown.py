@@ -23,7 +23,8 @@ from nexttransformer.benchmark.timing import synchronize
 from nexttransformer.errors import RunFailure
 from nexttransformer.training.gradients import accumulate_gradients
 
-_NUM_PASSES = 2
+# Passes of one profile; operators on a CPU are many and slow to collect.
+_NUM_PASSES = {"cuda": 2, "cpu": 1}
 _NUM_KERNELS = 15
 _NAME_LENGTH = 96
 # Categories of the trace's events that occupy the device.
@@ -140,10 +141,11 @@ def measure_breakdown(passes: Passes, trace: Path | None = None) -> dict[str, An
     passes.subject.model.set_step(0)
     # Warm, and gradients exist: the passes add to them as in training.
     nats = accumulate_gradients(passes.forward, batch, plan)
-    kernels = _profile(device, lambda: passes.run(ids_BT1, weights_B, num_passes=_NUM_PASSES))
+    num_passes = _NUM_PASSES[device.type]
+    kernels = _profile(device, lambda: passes.run(ids_BT1, weights_B, num_passes=num_passes))
     if not kernels:
         raise RunFailure("The profiler saw no kernel on this device; its driver may not allow profiling.")
-    one_pass = {kind: seconds / _NUM_PASSES for kind, seconds in exclusive_seconds(kernels).items()}
+    one_pass = {kind: seconds / num_passes for kind, seconds in exclusive_seconds(kernels).items()}
     last_pass, reducing = one_pass, []
     if world.world_size > 1:
         reducing = _profile(device, lambda: accumulate_gradients(passes.forward, batch, plan))
@@ -172,7 +174,7 @@ def measure_breakdown(passes: Passes, trace: Path | None = None) -> dict[str, An
         "num_micro_batches": passes.full_plan.num_micro_batches,
         "update_seconds": total,
         "update_shares": _shares(update),
-        "kernels": _heaviest(kernels),
+        "kernels": _heaviest(kernels, num_passes),
     }
 
 
@@ -181,12 +183,12 @@ def _shares(seconds: dict[str, float]) -> dict[str, float]:
     return {kind: value / total for kind, value in seconds.items()} if total else {}
 
 
-def _heaviest(kernels: list[Kernel]) -> list[dict[str, Any]]:
+def _heaviest(kernels: list[Kernel], num_passes: int) -> list[dict[str, Any]]:
     """Returns the kernels that take the most time in one pass."""
     seconds: defaultdict[str, float] = defaultdict(float)
     counts: defaultdict[str, int] = defaultdict(int)
     for name, start, end in kernels:
-        seconds[name] += (end - start) / _NUM_PASSES
+        seconds[name] += (end - start) / num_passes
         counts[name] += 1
     heaviest = sorted((name for name in seconds if seconds[name] > 0), key=lambda name: -seconds[name])[:_NUM_KERNELS]
     return [
@@ -194,7 +196,7 @@ def _heaviest(kernels: list[Kernel]) -> list[dict[str, Any]]:
             "name": name[:_NAME_LENGTH],
             "class": classify(name),
             "seconds": seconds[name],
-            "calls": counts[name] / _NUM_PASSES,
+            "calls": counts[name] / num_passes,
         }
         for name in heaviest
     ]

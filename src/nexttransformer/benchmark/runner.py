@@ -112,9 +112,9 @@ class Benchmark:
             return
         subject = subjects.pop()
         for micro_batch in options.micro_batches:
-            entry["runs"].append(self._micro_batch(subject, {"micro_batch": micro_batch}, PASS_PARTS))
+            self._micro_batch(subject, _new_run(entry, micro_batch), PASS_PARTS)
         if options.is_sweep:
-            self._sweep(subject, entry["runs"])
+            self._sweep(subject, entry)
         rates = {run["micro_batch"]: run.get("step", {}).get("tokens_per_second", 0.0) for run in entry["runs"]}
         best = max(entry["runs"], key=lambda run: rates[run["micro_batch"]])
         entry["best_micro_batch"] = best["micro_batch"] if rates[best["micro_batch"]] else None
@@ -141,15 +141,15 @@ class Benchmark:
         verdict = check_kernels(config, mode="open", device=self.world.device, all_agree=all_agree)
         return {key: verdict[key] for key in ("choices", "passed", "seconds")}
 
-    def _sweep(self, subject: Subject, runs: list[dict[str, Any]]) -> None:
+    def _sweep(self, subject: Subject, entry: dict[str, Any]) -> None:
         """Adds the step at doubled micro-batches until one does not fit."""
         for micro_batch in sweep_sizes(largest_share(self.world.world_size, self.options.protocol.global_batch_rows)):
-            run = self._micro_batch(subject, {"micro_batch": micro_batch}, ("step",))
-            runs.append(run)
-            if "error" in run.get("step", {"error": ""}):
+            run = _new_run(entry, micro_batch)
+            self._micro_batch(subject, run, ("step",))
+            if "error" in run["step"]:
                 return
 
-    def _micro_batch(self, subject: Subject, run: dict[str, Any], parts: tuple[str, ...]) -> dict[str, Any]:
+    def _micro_batch(self, subject: Subject, run: dict[str, Any], parts: tuple[str, ...]) -> None:
         """Measures parts at one micro-batch, into `run`."""
         wanted = [part for part in parts if part in self.options.parts or (self.options.is_sweep and part == "step")]
         title = f"{subject.config.method}, micro-batch {run['micro_batch']}"
@@ -170,7 +170,6 @@ class Benchmark:
         self._relate(run)
         made.clear()
         release(subject)
-        return run
 
     def _relate(self, run: dict[str, Any]) -> None:
         """Adds the share of the roofline that the step reaches."""
@@ -215,6 +214,13 @@ def sweep_sizes(largest: int) -> Iterator[int]:
         yield size
         size *= 2
     yield largest
+
+
+def _new_run(entry: dict[str, Any], micro_batch: int) -> dict[str, Any]:
+    """Adds a run to a configuration's entry before it is measured, so that its parts are written as they come."""
+    run: dict[str, Any] = {"micro_batch": micro_batch, "roofline_fraction": None}
+    entry["runs"].append(run)
+    return run
 
 
 def _model_facts(subject: Subject) -> dict[str, Any]:
