@@ -17,6 +17,10 @@ class ConfigError(NextTransformerError):
     """A configuration file, flag or environment variable is wrong."""
 
 
+class NodeError(ConfigError):
+    """A problem that other nodes need not see (its GPUs, its way to the others): every node tells its own."""
+
+
 class DataError(NextTransformerError):
     """Data, tokenizer or bundle files are missing, damaged or too short."""
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from nexttransformer.errors import EXIT_FAILED, EXIT_USAGE, NextTransformerError, RunFailure, run_command
+from nexttransformer.errors import EXIT_FAILED, EXIT_USAGE, NextTransformerError, NodeError, RunFailure, run_command
 from nexttransformer.training.options import TrainOptions, build_parser, parse_options
 
 
@@ -12,7 +12,7 @@ def main(argv: list[str] | None = None) -> int:
     if {"-h", "--help"} & set(arguments):
         build_parser().print_help()
         return 0
-    options = _only_main_complains(arguments)
+    options = _one_complains_per_node(arguments)
     if options is None:
         return EXIT_USAGE
     # Imported here: a mistake in a flag should not wait for torch's distributed parts.
@@ -21,19 +21,19 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return run_training(options)
     except NextTransformerError as error:
-        if options.place.rank == 0:
+        if options.place.rank == 0 or (isinstance(error, NodeError) and options.place.local_rank == 0):
             raise
         return EXIT_FAILED if isinstance(error, RunFailure) else EXIT_USAGE
 
 
-def _only_main_complains(arguments: list[str]) -> TrainOptions | None:
-    """Parses on every rank; all ranks see the same mistakes, so only rank 0 prints them."""
+def _one_complains_per_node(arguments: list[str]) -> TrainOptions | None:
+    """Parses on every rank; all ranks of a node see the same mistakes, so only the first of them prints."""
     import os
 
     try:
         return parse_options(arguments)
     except NextTransformerError:
-        if os.environ.get("RANK", "0") == "0":
+        if os.environ.get("LOCAL_RANK", "0") == "0":
             raise
         return None
 

@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from nexttransformer.errors import EXIT_USAGE, ConfigError
+from nexttransformer.errors import EXIT_USAGE, NodeError
 from nexttransformer.training.collectives import Collectives, GroupCollectives, SingleProcess
 from nexttransformer.training.process_place import ProcessPlace
+from nexttransformer.training.roll_call import call_roll
 
 _NETWORK_VARIABLES = ("NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE")
 
@@ -95,11 +96,11 @@ def choose_device(place: ProcessPlace) -> torch.device:
     With one visible GPU a process it is device 0.
 
     Raises:
-        ConfigError: if a GPU machine has a torch without CUDA, or there are fewer GPUs than processes.
+        NodeError: if a GPU machine has a torch without CUDA, or there are fewer GPUs than processes.
     """
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if torch.version.cuda is None and torch.version.hip is None and Path("/dev/nvidiactl").exists() and not hidden:
-        raise ConfigError(
+        raise NodeError(
             f"This machine has NVIDIA GPUs, but torch {torch.__version__} has no CUDA. Run: bash launch/install.sh "
             "--gpu (or, to train on the CPU on purpose, export CUDA_VISIBLE_DEVICES=)."
         )
@@ -109,7 +110,7 @@ def choose_device(place: ProcessPlace) -> torch.device:
     index = 0 if num_visible == 1 else place.local_rank
     num_needed = place.local_world_size or place.local_rank + 1
     if num_visible > 1 and num_needed > num_visible:
-        raise ConfigError(f"{num_needed} processes on this node, but only {num_visible} GPUs are visible. Start fewer.")
+        raise NodeError(f"{num_needed} processes on this node, but only {num_visible} GPUs are visible. Start fewer.")
     return torch.device("cuda", index)
 
 
@@ -132,7 +133,7 @@ def connect(place: ProcessPlace, limits: Limits, logs: Path | None = None) -> Wo
     """Meets the other processes and proves with one tiny reduction that all can talk.
 
     Raises:
-        ConfigError: if they cannot, naming host, address, port and the network variables.
+        NodeError: if they cannot, naming host, address, port and the network variables.
     """
     device = choose_device(place)
     prepare_device(device, logs)
@@ -142,6 +143,7 @@ def connect(place: ProcessPlace, limits: Limits, logs: Path | None = None) -> Wo
         return alone
     with _connection_report(place, host, limits):
         store, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=limits.rendezvous)))
+        call_roll(store, place, host, limit_seconds=limits.rendezvous)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=store,
@@ -178,7 +180,7 @@ def _connection_report(place: ProcessPlace, host: str, limits: Limits) -> Iterat
         yield
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(
+        raise NodeError(
             f"The processes could not meet within {limits.rendezvous:.0f} s ({_describe(place, host)}): {reason}. "
             "Check that every node runs, and that address and port are reachable."
         ) from error
@@ -204,11 +206,11 @@ def _test_connection(world: World, place: ProcessPlace) -> None:
         total = world.sum_vector(torch.ones(1, dtype=torch.float64, device=world.device)).item()
         world.control.barrier()
     except RuntimeError as error:
-        raise ConfigError(f"{message} {str(error).splitlines()[0]}") from error
+        raise NodeError(f"{message} {str(error).splitlines()[0]}") from error
     finally:
         timer.cancel()
     if total != world.world_size:
-        raise ConfigError(f"{message} Sum of ones: got {total}, expected {world.world_size}.")
+        raise NodeError(f"{message} Sum of ones: got {total}, expected {world.world_size}.")
 
 
 def _count_nodes(world: World, place: ProcessPlace) -> World:

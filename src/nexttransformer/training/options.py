@@ -15,6 +15,7 @@ from nexttransformer.config import ModelConfig, resolve_method
 from nexttransformer.errors import ConfigError, NextTransformerError, join_problems, suggest
 from nexttransformer.protocol import FORMAL_V1, Protocol, get_protocol
 from nexttransformer.site_config import SiteConfig, load_site_config, path_problems
+from nexttransformer.training.launcher_command import launcher_problems, parent_command
 from nexttransformer.training.process_place import ProcessPlace, place_problems, read_place
 from nexttransformer.training.retention import Retention
 from nexttransformer.training.run_schema import Mode
@@ -155,7 +156,7 @@ def parse_options(argv: list[str], environ: Mapping[str, str] | None = None) -> 
     site = problems.attempt(lambda: load_site_config(Path(arguments.site_config) if arguments.site_config else None))
     if site is not None:
         problems.lines += path_problems(site, "site file")
-    problems.lines += place_problems(environ)
+    problems.lines += place_problems(environ) + launcher_problems(parent_command(), environ)
     # Last: a method's own options are checked by its parts, which import torch.
     config = problems.attempt(lambda: resolve_method(Path(arguments.config), protocol)) if arguments.config else None
     if problems.lines:
