@@ -53,7 +53,7 @@ class Benchmark:
             set_cache_folders(Path.home() / ".cache" / "nexttransformer_bench", world)
         self.record = new_record(options, world)
         if "roofline" in options.parts:
-            self.record["machine"] = self._measure("this machine's product and copy", lambda: measure_machine(world))
+            self._measure(self.record, "machine", "this machine's product and copy", lambda: measure_machine(world))
         for config in options.configs:
             self._configuration(config)
         self.record["is_complete"] = True
@@ -63,8 +63,8 @@ class Benchmark:
     def _write(self) -> None:
         write_record(self.options.output, self.record, is_main=self.world.is_main)
 
-    def _measure(self, title: str, function: Measurement) -> dict[str, Any]:
-        """Runs a part; its result, or {"error": line} equal on all ranks. Collective."""
+    def _measure(self, place: dict[str, Any], key: str, title: str, function: Measurement) -> dict[str, Any]:
+        """Runs a part; its result, or {"error": line} equal on all ranks, goes to `place` and disk. Collective."""
         self.say(title)
         result: dict[str, Any] = {}
         problem = None
@@ -84,6 +84,7 @@ class Benchmark:
             self.record["problems"].append(f"{title}: {found}")
             self.say(f"{title} failed: {found}")
             result = {"error": found}
+        place[key] = result
         self._write()
         return result
 
@@ -100,15 +101,14 @@ class Benchmark:
             "projection": None,
         }
         self.record["configurations"].append(entry)
-        entry["kernels"] = self._measure(f"{name}: kernel self-check", lambda: self._kernels(config))
+        self._measure(entry, "kernels", f"{name}: kernel self-check", lambda: self._kernels(config))
         subjects: list[Subject] = []
 
         def build() -> dict[str, Any]:
             subjects.append(build_subject(config, options, world))
             return _model_facts(subjects[0])
 
-        entry["model"] = self._measure(f"{name}: build", build)
-        if "error" in entry["model"]:
+        if "error" in self._measure(entry, "model", f"{name}: build", build):
             return
         subject = subjects.pop()
         for micro_batch in options.micro_batches:
@@ -122,7 +122,7 @@ class Benchmark:
             self._micro_batch(subject, best, tuple(part for part in PASS_PARTS if part != "step"))
         for part, function in self._job_parts(subject, best["micro_batch"]).items():
             if part in options.parts:
-                entry["parts"][part] = self._measure(f"{name}: {part}", function)
+                self._measure(entry["parts"], part, f"{name}: {part}", function)
         entry["projection"] = project(
             best, entry["parts"], options.protocol, world_size=world.world_size, num_gpus=options.num_gpus
         )
@@ -157,16 +157,17 @@ class Benchmark:
 
         def make() -> dict[str, Any]:
             made.append(make_passes(subject, self.options, run["micro_batch"]))
-            return {}
+            plan = made[0].plan
+            return {"num_micro_batches": plan.num_micro_batches, "num_padded_rows": plan.num_padded}
 
-        problem = self._measure(f"{title}: set up", make).get("error")
+        problem = self._measure(run, "plan", f"{title}: set up", make).get("error")
         for part in wanted:
             if problem is not None:
                 run[part] = {"error": problem}
             elif part in _NEED_PASS and "error" in run.get("step", {}):
                 run[part] = {"error": "skipped, since the step failed"}
             else:
-                run[part] = self._measure(f"{title}: {part}", self._pass_parts(made[0])[part])
+                self._measure(run, part, f"{title}: {part}", self._pass_parts(made[0])[part])
         self._relate(run)
         made.clear()
         release(subject)
