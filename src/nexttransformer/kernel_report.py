@@ -53,7 +53,8 @@ def check_all_kernels(
     checks, findings = [], []
     for op in ops:
         for window in (None, tokens // 4) if op in _WINDOWED else (None,):
-            sizes = Sizes(width // head_dim, head_dim, head_dim, tokens, window)
+            heads = width // head_dim
+            sizes = Sizes(heads, head_dim, head_dim, tokens, protocol.mlp_width, protocol.vocab_size, window)
             for path, entry_point in get_probe(op).entry_points.items():
                 if entry_point is not None and backends.missing_package(found) is not None:
                     continue

@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from tests.models.tiny import closed_form, fill_closed_form, golden_model, golden_tokens, tiny_config
 
 from nexttransformer.models import build_model
 from nexttransformer.models.layers import rope_table
 from nexttransformer.ops.rotary_heads.naive import rotate
+from tests.models.tiny import closed_form, fill_closed_form, golden_model, golden_tokens, tiny_config
 
 WINDOWS = {"A": [128, 128, 128, None], "B": [None] * 4, "C": [128, 128, None]}
 LOGITS = {

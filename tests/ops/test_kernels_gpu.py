@@ -31,7 +31,8 @@ def clean_slate():
 def test_every_path(op, path, head_dim):
     entry_point = get_probe(op).entry_points[path]
     guard = "bypassed" if entry_point is not None and backends.ENTRY_POINTS[entry_point] else "none"
-    check = check_path(op, path, Sizes(1536 // head_dim, head_dim, head_dim, 2048), device=DEVICE, guard=guard)
+    sizes = Sizes(1536 // head_dim, head_dim, head_dim, 2048, 6144, 32_768)
+    check = check_path(op, path, sizes, device=DEVICE, guard=guard)
     assert check.passed, failure(check)
 
 

@@ -16,7 +16,7 @@ from tests.ops.fla_stub import FlaStub
 
 GOOD = Versions("2.12.1+cu130", "13.0", "580.95.05", "3.7.1", "0.6.0")
 AFFECTED = replace(GOOD, torch="2.11.0+cu130", triton="3.6.0")
-SIZES = Sizes(num_heads=2, key_dim=16, value_dim=16, num_tokens=128)
+SIZES = Sizes(num_heads=2, key_dim=16, value_dim=16, num_tokens=128, mlp_width=64, vocab_size=128)
 CPU = torch.device("cpu")
 
 
@@ -196,8 +196,8 @@ def test_verdict_on_a_cpu_is_json_and_measures_nothing():
     assert json.loads(json.dumps(verdict, allow_nan=False)) == verdict
     assert verdict["passed"] and verdict["checks"] == [] and verdict["gpu"] is None
     assert {(c["op"], c["path"], c["reason"]) for c in verdict["choices"]} == {
-        ("attention", "reference", "cpu"),
-        ("gated_delta_rule", "reference", "cpu"),
+        (op, "reference", "cpu")
+        for op in ("attention", "cross_entropy", "gated_delta_rule", "relu_squared", "rotary_heads")
     }
 
 

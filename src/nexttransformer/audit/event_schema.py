@@ -45,6 +45,25 @@ class AttemptCode(StrictPart):
     parts_digest: Digest
 
 
+class KernelChoice(StrictPart):
+    """Which implementation of a fused operation ran, and why."""
+
+    op: str
+    path: str
+    reason: str
+    guard: str
+    problem: str | None
+
+
+class KernelVerdict(StrictPart):
+    """The kernel self-check of an attempt; the measured ratios are kept as they are."""
+
+    model_config = {**StrictPart.model_config, "extra": "allow"}
+
+    choices: list[KernelChoice]
+    passed: bool
+
+
 class AttemptStart(Meta):
     """`attempt_start`."""
 
@@ -65,6 +84,7 @@ class AttemptStart(Meta):
     data: DataDigests
     seed: int
     argv: list[str]
+    kernels: KernelVerdict
 
 
 class CheckpointSaved(Meta):

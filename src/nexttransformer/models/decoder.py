@@ -47,6 +47,9 @@ class Block(nn.Module):
 class Decoder(Part):
     """A decoder of any registered composition. Parameters are float32; there are no buffers."""
 
+    # What the skeleton itself may run fused on CUDA (folders of `ops/`).
+    fused_ops = ("cross_entropy",)
+
     def __init__(self, config: ModelConfig, compute_dtype: torch.dtype) -> None:
         super().__init__()
         self.config = config

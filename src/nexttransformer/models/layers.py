@@ -182,6 +182,7 @@ class ReluSquaredMLP(Part):
     """y = W_2 relu(W_1 x)^2. Tags: both matrices Muon. Init: W_1 U(-0.4s, 0.4s), W_2 zero."""
 
     Options = Options
+    fused_ops = ("relu_squared",)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

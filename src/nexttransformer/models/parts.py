@@ -14,9 +14,13 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from nexttransformer.config import ModelConfig
+from nexttransformer.ops.backends import chosen_path
 
 TAGS = frozenset(
-    "matrix matrix_parity low_rank head embedding value_embedding lambda x0_lambda smear_backout small coefficient".split()
+    (
+        *("matrix", "matrix_parity", "low_rank", "head", "embedding", "value_embedding"),
+        *("lambda", "x0_lambda", "smear_backout", "small", "coefficient"),
+    )
 )
 
 # Draws the initial values of one tensor: (shape, generator) -> float32 CPU tensor.
@@ -181,6 +185,10 @@ class Mixer(Part):
     def prepare(self, num_tokens: int, device: torch.device) -> None:
         """Builds what a fast path needs for this context (masks, tables) before compilation; nothing by default."""
 
+    def backend(self) -> str:
+        """Returns which implementations run on CUDA, for the run's header."""
+        return ", ".join(f"{op} {chosen_path(op) or 'not chosen'}" for op in self.fused_ops)
+
     def mix_macs(self, num_tokens: int) -> float:
         """Parameter-free sequence-mixing multiply-adds per token at context `num_tokens` (budget formulas)."""
         raise TypeError(f"{type(self).__name__} must define mix_macs")
@@ -207,7 +215,10 @@ ResidualState = Any
 
 
 class Residual(Part):
-    """How sublayers read from and write to the residual stream(s). Sublayer 2l is the mixer of layer l, 2l+1 its MLP."""
+    """How sublayers read from and write to the residual stream(s).
+
+    Sublayer 2l is the mixer of layer l, 2l+1 its MLP.
+    """
 
     Options: type[Options] = Options
     is_update_dependent = False

@@ -162,6 +162,11 @@ def chosen_path(op: str) -> str | None:
     return _paths.get(op)
 
 
+def is_fused(op: str, x: torch.Tensor) -> bool:
+    """Returns whether our own fused form of an operation runs for this input: 16 bit on CUDA, not rejected."""
+    return x.is_cuda and x.element_size() == 2 and _paths.get(op) != "reference"
+
+
 def ensure_path(op: str) -> str:
     """Returns the path of an fla-core operation, choosing it without a self-check if none ran.
 

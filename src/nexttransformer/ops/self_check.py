@@ -26,18 +26,27 @@ _SLOW = "running the plain PyTorch reference, several times slower"
 # Reasons of a choice that is known to be right: measured, or the reference itself where nothing is fused.
 _TRUSTED = ("self_check_passed", "cpu", "float32")
 
+# Operations whose cost and kernel depend on an attention window.
+WINDOWED_OPS = ("attention", "forgetting_attention")
+
 # Reduces a condition over all ranks: true where it holds on every rank.
 AllAgree = Callable[[bool], bool]
 
 
 def fused_ops(config: ModelConfig) -> list[tuple[str, Sizes]]:
     """Returns every distinct fused operation of a composition with its shapes."""
+    # Imported here: the models use the operations of this package.
+    from nexttransformer.models.decoder import Decoder
+
+    dim = config.head_dim
+    sizes = Sizes(config.num_heads, dim, dim, config.context_tokens, config.mlp_width, config.vocab_size)
     found = {}
     for layer in config.layers:
-        window = layer.get("window")
         for op in load_part("mixer", layer["type"]).fused_ops_of(layer):
-            used = Sizes(config.num_heads, config.head_dim, config.head_dim, config.context_tokens, window)
-            found[op, used] = None
+            window = layer.get("window") if op in WINDOWED_OPS else None
+            found[op, sizes._replace(window=window)] = None
+    for op in (*load_part("mlp", config.mlp_type).fused_ops, *Decoder.fused_ops):
+        found[op, sizes] = None
     return list(found)
 
 

@@ -137,6 +137,7 @@ def attempt_meta(
     record: run_schema.RunRecord,
     code: run_schema.CodeRecord,
     choice: Choice,
+    kernels: dict[str, Any],
     *,
     micro_batch: int,
     hosts: list[str],
@@ -148,6 +149,7 @@ def attempt_meta(
         options, world, choice: the launch.
         record: the run's `run.json`.
         code: what runs now.
+        kernels: verdict of the kernel self-check.
         micro_batch: rows per pass as used.
         hosts, devices: host name and device name of every rank.
     """
@@ -169,6 +171,7 @@ def attempt_meta(
         "data": record.data.model_dump(),
         "seed": options.seed,
         "argv": list(options.argv),
+        "kernels": kernels,
     }
 
 

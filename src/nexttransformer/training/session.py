@@ -4,10 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from nexttransformer.checking import require_config
 from nexttransformer.errors import ProtocolError, join_problems
 from nexttransformer.models import Decoder, build_model
 from nexttransformer.models.budget import Budget
+from nexttransformer.ops.self_check import check_kernels
 from nexttransformer.optim.groups import ParameterGroup, partition_parameters
 from nexttransformer.optim.optimizer import Optimizer
 from nexttransformer.training import startup
@@ -110,6 +113,13 @@ def open_session(options: TrainOptions, world: World, hook: Hook = no_hook) -> S
     plan = on_rank0(lambda: plan_launch(folder, candidate, options.resume), control)
     if plan.finished_line is not None:
         return plan.finished_line
+    kernels = check_kernels(
+        options.config,
+        mode=options.mode,
+        device=world.device,
+        dtype=torch.bfloat16 if world.device.type == "cuda" else torch.float32,
+        all_agree=lambda is_true: control.broadcast_object(all(control.gather_objects(is_true) or [True])),
+    )
     throughput = Throughput(
         flops_per_token=budget.training_flops_per_token,
         nominal_flops_per_token=budget.nominal_flops_per_token,
@@ -138,6 +148,7 @@ def open_session(options: TrainOptions, world: World, hook: Hook = no_hook) -> S
             plan.record,
             candidate.code,
             choice,
+            kernels,
             micro_batch=batch_plan.micro_batch,
             hosts=[host for host, _ in devices],
             devices=[device for _, device in devices],
@@ -283,10 +294,17 @@ def _announce(session: Session, plan: LaunchPlan, budget: Budget, warnings: list
             {"given": options.micro_batch, "used": used},
             update=choice.update,
         )
+    for found in meta["kernels"]["choices"]:
+        if found["problem"] is not None:
+            journal.event(EventKey.FALLBACK, found["op"], found, update=choice.update)
     journal.state("running", choice.update)
     for warning in warnings:
         session.progress.say(f"warning: {warning}")
-    backend = "bf16 compute, fp32 weights" if world.device.type == "cuda" else "fp32, eager"
+    backend = "fp32, eager"
+    if world.device.type == "cuda":
+        assert session.model is not None
+        used = dict.fromkeys(block.attn.backend() for block in session.model.blocks)
+        backend = f"bf16 compute, fp32 weights; {', '.join(used)}"
     epochs = session.data.rows.num_epochs(options.last_update)
     session.progress.say(
         run_header(options, world, session.plan, budget, session.groups, epochs=epochs, backend=backend)

@@ -29,6 +29,7 @@ from nexttransformer.models.budget_formulas import softmax_attention_macs
 from nexttransformer.models.layers import Linear, joint_linear, projection_bound
 from nexttransformer.models.parts import Mixer, MixerInput, Options, Rope, uniform, values, zeros
 from nexttransformer.ops.attention import AttentionPlan, attention, plan_attention
+from nexttransformer.ops.backends import chosen_path
 from nexttransformer.ops.forgetting_attention import forgetting_attention
 from nexttransformer.ops.rotary_heads import rotary_heads
 from nexttransformer.ops.rotary_heads.naive import mix_value_row
@@ -90,7 +91,7 @@ class Attention(Mixer):
 
     Options = AttentionOptions
     uses_rope = True
-    fused_ops = ("attention",)
+    fused_ops = ("attention", "rotary_heads")
 
     def __init__(self, config: ModelConfig, layer: int, options: AttentionOptions, *, has_value_row: bool) -> None:
         super().__init__(config, layer, has_value_row=has_value_row)
@@ -117,7 +118,13 @@ class Attention(Mixer):
 
     @classmethod
     def fused_ops_of(cls, options: dict[str, Any]) -> tuple[str, ...]:
-        return ("forgetting_attention",) if options.get("forget") else cls.fused_ops
+        return ("forgetting_attention", "rotary_heads") if options.get("forget") else cls.fused_ops
+
+    def backend(self) -> str:
+        if self._plan is None:
+            return f"forgetting attention {chosen_path('forgetting_attention') or 'not chosen'}"
+        window = "" if self.options.window is None else f" (window {self.options.window})"
+        return f"attention {self._plan.backend}{window}"
 
     def prepare(self, num_tokens: int, device: torch.device) -> None:
         if not self.options.forget:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from nexttransformer.ops.attention.naive import attention_naive
+from nexttransformer.ops.backends import chosen_path
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class AttentionPlan:
 
 def plan_attention(num_tokens: int, window: int | None, device: torch.device) -> AttentionPlan:
     """Chooses the fastest correct backend for causal rows of `num_tokens` on `device`."""
-    if device.type != "cuda":
+    if device.type != "cuda" or chosen_path("attention" if window is None else "attention_window") == "reference":
         return AttentionPlan("naive", num_tokens)
     # Imported on first use: needs CUDA.
     from nexttransformer.ops.attention.fused import plan_fused
@@ -49,7 +50,8 @@ def attention(
     Returns:
         Outputs [B, T, H, V], in the inputs' dtype. Scale is K^-1/2.
     """
-    if q_BTHK.is_cuda and q_BTHK.dtype != torch.float32:
+    is_rejected = plan is not None and plan.backend == "naive"
+    if q_BTHK.is_cuda and q_BTHK.element_size() == 2 and not is_rejected:
         from nexttransformer.ops.attention.fused import attention_fused
 
         return attention_fused(q_BTHK, k_BSHK, v_BSHV, window=window, plan=plan)

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from nexttransformer.ops.backends import is_fused
 from nexttransformer.ops.cross_entropy.naive import softcap_cross_entropy_naive
 
 
@@ -17,7 +18,7 @@ def softcap_cross_entropy(h_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, so
     Returns:
         Nats per token [N], float32.
     """
-    if h_ND.is_cuda and h_ND.element_size() == 2:
+    if is_fused("cross_entropy", h_ND):
         # Imported on first use: needs Triton.
         from nexttransformer.ops.cross_entropy.fused import softcap_cross_entropy_fused
 

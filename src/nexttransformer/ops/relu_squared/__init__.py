@@ -3,6 +3,8 @@
 import torch.nn.functional as functional
 from torch import Tensor
 
+from nexttransformer.ops.backends import is_fused
+
 
 def relu_squared_mlp_naive(x_BTD: Tensor, w1_FD: Tensor, w2_DF: Tensor) -> Tensor:
     """Reference in plain PyTorch; weights in x's dtype."""
@@ -21,7 +23,7 @@ def relu_squared_mlp(x_BTD: Tensor, w1_FD: Tensor, w2_DF: Tensor) -> Tensor:
         y [B, T, D].
     """
     w1_FD, w2_DF = w1_FD.to(x_BTD.dtype), w2_DF.to(x_BTD.dtype)
-    if x_BTD.is_cuda and x_BTD.element_size() == 2:
+    if is_fused("relu_squared", x_BTD):
         # Imported on first use: needs Triton.
         from nexttransformer.ops.relu_squared.fused import relu_squared_mlp_fused
 

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from nexttransformer.ops.backends import is_fused
 from nexttransformer.ops.rotary_heads.naive import rotary_heads_naive
 
 
@@ -39,7 +40,7 @@ def rotary_heads(
     Returns:
         q, k, v; float32 inside, each rounded once.
     """
-    if qkv_BTE.is_cuda and qkv_BTE.element_size() == 2:
+    if is_fused("rotary_heads", qkv_BTE):
         # Imported on first use: needs Triton.
         from nexttransformer.ops.rotary_heads.fused import rotary_heads_fused
 

@@ -1,0 +1,101 @@
+"""Probes of the fused operations outside the mixers' recurrences: rotary heads, squared-ReLU MLP, head loss."""
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from nexttransformer.ops.probes import Case, Inputs, Outputs, Probe, Sizes
+from nexttransformer.ops.relu_squared import relu_squared_mlp_naive
+from nexttransformer.ops.rotary_heads.naive import rotary_heads_naive
+
+_SOFT_CAP, _QK_GAIN, _ROPE_BASE = 15.0, 1.2, 100_000.0
+
+
+def _normal(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator)
+
+
+def _angles(sizes: Sizes, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns cos and sin [T, K/2] in the dtype of `like`, from bfloat16-rounded values on both sides."""
+    half = sizes.key_dim // 2
+    frequency = _ROPE_BASE ** (-torch.arange(half, dtype=torch.float64) / half)
+    angle = torch.outer(torch.arange(like.shape[1], dtype=torch.float64), frequency)
+    return tuple(x.to(torch.bfloat16).to(like.device, like.dtype) for x in (angle.cos(), angle.sin()))
+
+
+def rotary_heads_probe() -> Probe:
+    """q, k, v side by side with value rows: [1, T, 3 D] -> [1, T, H, 3 K]."""
+
+    def inputs(sizes: Sizes, case: Case, generator: torch.Generator) -> Inputs:
+        width, tokens = sizes.num_heads * sizes.key_dim, case.num_tokens
+        return {
+            "qkv": _normal(generator, 1, tokens, 3 * width),
+            "row": _normal(generator, 1, tokens, width),
+            "factor": 3 * torch.rand(1, tokens, sizes.num_heads, generator=generator),
+        }
+
+    def native(x: Inputs, sizes: Sizes) -> Outputs:
+        from nexttransformer.ops.rotary_heads.fused import rotary_heads_fused
+
+        cos, sin = _angles(sizes, x["qkv"])
+        return {
+            "o": torch.cat(rotary_heads_fused(x["qkv"], cos, sin, x["row"], x["factor"], sizes.num_heads, _QK_GAIN), -1)
+        }
+
+    def reference(x: Inputs, sizes: Sizes) -> Outputs:
+        cos, sin = _angles(sizes, x["qkv"])
+        return {
+            "o": torch.cat(rotary_heads_naive(x["qkv"], cos, sin, x["row"], x["factor"], sizes.num_heads, _QK_GAIN), -1)
+        }
+
+    rounded = ("qkv", "row")
+    return Probe("rotary_heads", {"native": None}, {"native": native}, reference, inputs, False, rounded)
+
+
+def relu_squared_probe() -> Probe:
+    """The MLP at the model's widths."""
+
+    def inputs(sizes: Sizes, case: Case, generator: torch.Generator) -> Inputs:
+        width, inner = sizes.num_heads * sizes.key_dim, sizes.mlp_width
+        return {
+            "x": _normal(generator, 1, case.num_tokens, width),
+            "w1": _normal(generator, inner, width) * width**-0.5,
+            "w2": _normal(generator, width, inner) * inner**-0.5,
+        }
+
+    def native(x: Inputs, sizes: Sizes) -> Outputs:
+        from nexttransformer.ops.relu_squared.fused import relu_squared_mlp_fused
+
+        return {"o": relu_squared_mlp_fused(x["x"], x["w1"], x["w2"])}
+
+    def reference(x: Inputs, sizes: Sizes) -> Outputs:
+        return {"o": relu_squared_mlp_naive(x["x"], x["w1"], x["w2"])}
+
+    rounded = ("x", "w1", "w2")
+    return Probe("relu_squared", {"native": None}, {"native": native}, reference, inputs, False, rounded)
+
+
+def cross_entropy_probe() -> Probe:
+    """The head's loss over the whole vocabulary; targets are a fixed function of the position."""
+
+    def inputs(sizes: Sizes, case: Case, generator: torch.Generator) -> Inputs:
+        width = sizes.num_heads * sizes.key_dim
+        weight = _normal(generator, sizes.vocab_size, width) * 0.05
+        return {"h": functional.normalize(_normal(generator, case.num_tokens, width), dim=-1) * width**0.5, "w": weight}
+
+    def targets(x: Inputs, sizes: Sizes) -> Tensor:
+        positions = torch.arange(x["h"].shape[0], device=x["h"].device)
+        return (positions * 7919 + 13) % sizes.vocab_size
+
+    def native(x: Inputs, sizes: Sizes) -> Outputs:
+        from nexttransformer.ops.cross_entropy.fused import softcap_cross_entropy_fused
+
+        return {"o": softcap_cross_entropy_fused(x["h"], x["w"], targets(x, sizes), _SOFT_CAP)}
+
+    def reference(x: Inputs, sizes: Sizes) -> Outputs:
+        logits = functional.linear(x["h"], x["w"])
+        capped = _SOFT_CAP * torch.tanh(logits / _SOFT_CAP)
+        return {"o": functional.cross_entropy(capped, targets(x, sizes), reduction="none")}
+
+    rounded = ("h", "w")
+    return Probe("cross_entropy", {"native": None}, {"native": native}, reference, inputs, False, rounded)
