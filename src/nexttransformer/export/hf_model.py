@@ -160,7 +160,7 @@ class NextTransformerForCausalLM(PreTrainedModel, GenerationMixin):
             h_BTD, new_state = self.model.hidden(input_ids[index, start:stop], state=state, want_state=bool(use_cache))
             shown = slice(max(first - start, 0), stop - start)
             logits = self.model.head_logits(h_BTD[:, shown])
-            logits_BTV[index, max(start - first, 0) : stop - first] = logits
+            logits_BTV[index, max(start - first, 0) : max(stop - first, 0)] = logits
             if new_state is not None:
                 made.append(RowGroup(rows, new_state))
         loss = None

@@ -70,9 +70,14 @@ class Subject:
                 f"Nothing to judge: {head} changes no file of {EVIDENCE} since it left {base} (merge base "
                 f"{merge_base[:12]}). Commit {folder}runs/ID.json and {folder}audits/ID.json first."
             )
-        # With several, R1 refuses; the rest looks at the first one whose record is there.
-        subject.method = next((name for name in methods if subject.record_path(name) in subject.after), methods[0])
+        # With several, R1 refuses; the rest looks at the first one whose files are there.
+        subject.method = next((name for name in methods if subject.has_both(name)), methods[0])
         return subject
+
+    def has_both(self, method: str) -> bool:
+        """Says whether the request holds record and audit of a method as regular files."""
+        entries = [self.after.get(path) for path in (self.record_path(method), self.audit_path_of(method))]
+        return all(entry is not None and entry.is_regular for entry in entries)
 
     @cached_property
     def changed(self) -> list[str]:
@@ -92,10 +97,14 @@ class Subject:
         """Returns where a method's record is."""
         return f"{FOLDERS[self.division]}runs/{method or self.method}.json"
 
+    def audit_path_of(self, method: str) -> str:
+        """Returns where a method's audit is."""
+        return f"{FOLDERS[self.division]}audits/{method}.json"
+
     @property
     def audit_path(self) -> str:
         """Where the method's audit is."""
-        return f"{FOLDERS[self.division]}audits/{self.method}.json"
+        return self.audit_path_of(self.method)
 
     @property
     def protocols(self) -> list[Protocol]:

@@ -1,0 +1,3 @@
+from tests.export.conftest import exported
+
+__all__ = ["exported"]
