@@ -68,6 +68,7 @@ def test_speed_times_time_is_tokens(record):
         for each in (odd, whole):
             assert 0 <= each["update"]["data_wait_fraction"] <= 1
             assert each["step"]["first_step_seconds"] > 0 and each["step"]["num_graphs"] == 0
+            assert each["step"]["compile_cache"] == {"hits": 0, "misses": 0}
 
 
 def test_shares_sum_to_one_and_name_the_work(record):

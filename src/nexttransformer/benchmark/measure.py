@@ -18,7 +18,7 @@ from nexttransformer.benchmark.timing import (
     synchronize,
 )
 from nexttransformer.errors import RunFailure
-from nexttransformer.training.compiling import graph_breaks, num_graphs
+from nexttransformer.training.compiling import cache_lookups, graph_breaks, num_graphs
 from nexttransformer.training.feed import Batch, RowFeed
 from nexttransformer.training.gradients import accumulate_gradients, without_reduction
 from nexttransformer.training.metrics_math import Throughput, peak_flops
@@ -91,6 +91,7 @@ def measure_step(passes: Passes, options: BenchOptions) -> dict[str, Any]:
         "forward_seconds": summary([forward for forward, _ in pairs])["median_seconds"],
         "backward_seconds": summary([backward for _, backward in pairs])["median_seconds"],
         "first_step_seconds": first_seconds,
+        "compile_cache": cache_lookups(),
         "num_graphs": num_graphs(),
         "num_recompilations": num_graphs() - num_graphs_before,
         "graph_breaks": graph_breaks(),

@@ -85,6 +85,12 @@ def graph_breaks() -> list[str]:
     return sorted(str(reason).splitlines()[0] for reason in _dynamo_counters().get("graph_break", {}))
 
 
+def cache_lookups() -> dict[str, int]:
+    """Returns how many compiled graphs came from the cache on disk (`hits`) and how many did not (`misses`)."""
+    counted = _dynamo_counters().get("inductor", {})
+    return {"hits": int(counted.get("fxgraph_cache_hit", 0)), "misses": int(counted.get("fxgraph_cache_miss", 0))}
+
+
 def _dynamo_counters() -> Mapping[str, Mapping[str, int]]:
     # Importing the compiler takes seconds; where nobody did, nothing was compiled.
     dynamo = sys.modules.get("torch._dynamo")
