@@ -6,7 +6,6 @@ none of them. Half-set, contradicting and non-integer values are listed, one lin
 
 import argparse
 import os
-import socket
 from collections.abc import Mapping, Sequence
 
 from nexttransformer.errors import ConfigError, join_problems, run_command
@@ -94,15 +93,6 @@ def node_problems(environ: Mapping[str, str]) -> list[str]:
         given, other = environ.get("GPUS_PER_NODE", ""), environ.get(name, "")
         if given.isdigit() and other.isdigit() and int(given) != int(other):
             problems.append(f"GPUS_PER_NODE={given} contradicts {name}={other}. Unset one of them.")
-    address = environ.get("MASTER_ADDR")
-    if address and not problems:
-        try:
-            socket.getaddrinfo(address, None)
-        except OSError as error:
-            problems.append(
-                f"MASTER_ADDR={address}: no such host for {socket.gethostname()} ({error.strerror}). "
-                "Give the name or address of node 0."
-            )
     return problems
 
 

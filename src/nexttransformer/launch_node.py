@@ -2,7 +2,7 @@
 
 The command is the documented one (`accelerate launch --config_file launch/accelerate.yaml ...`), run in
 this process, so that its end is the trainer's exit code and one line with rank and host. Nothing is
-started before all variables and options are right.
+started before all variables and options are right and all nodes have met.
 """
 
 import os
@@ -13,6 +13,7 @@ from pathlib import Path
 from nexttransformer.errors import ConfigError, join_problems, run_command
 from nexttransformer.launch import TRAIN_MODULE, supervise
 from nexttransformer.launch_environment import node_problems
+from nexttransformer.node_roll_call import meet, own_record
 
 ACCELERATE_VERSION = "1.15.0"
 _INSTALL_LINE = f"Run once: uv pip install accelerate=={ACCELERATE_VERSION}"
@@ -60,14 +61,16 @@ def main(argv: list[str] | None = None) -> int:
 
     # Without the job's variables: they are for launchers, which have started nothing yet.
     parse_options(arguments, {})
-    processes = int(os.environ["GPUS_PER_NODE"])
+    num_nodes, processes = int(os.environ["NNODES"]), int(os.environ["GPUS_PER_NODE"])
+    own = own_record(int(os.environ["NODE_RANK"]), num_nodes, processes, arguments)
+    meet(own, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // processes)))
     # It would end the launcher and leave the trainer running; the trainer installs a handler of its own.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     words = accelerate_command(Path(config_file), arguments)
     print(f"launch: node {os.environ['NODE_RANK']}: accelerate launch {' '.join(words)}", flush=True)
     parsed = launch_command_parser().parse_args(words)
-    return supervise(lambda: launch_command(parsed), arguments, int(os.environ["NNODES"]) * processes)
+    return supervise(lambda: launch_command(parsed), arguments, num_nodes * processes)
 
 
 if __name__ == "__main__":

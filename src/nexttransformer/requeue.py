@@ -81,7 +81,7 @@ def decide(before: JobRecord, state: RunState | None, *, exit_code: int, was_war
             f"{what}. Not queued again: {attempts} attempts in a row without a new checkpoint. "
             "Give the job more time (--time) or an earlier warning (--signal).",
         )
-    return Decision(EXIT_REQUEUE, f"{what}. The job is queued again and continues from there.")
+    return Decision(EXIT_REQUEUE, f"{what}. Slurm is asked to queue the job again.")
 
 
 def begin(folder: RunFolder, job: str) -> JobRecord:

@@ -46,9 +46,9 @@ CASES = [
     (before(), state("stopped", attempt=0, newest=OLD), 1, False, 1, "never began"),
     (before(), state("running", attempt=0, newest=OLD), 1, True, EXIT_REQUEUE, "never began"),
     # Two attempts without a new checkpoint are borne, the third is the last.
-    (before(without=1), state("stopped", newest=OLD), 0, True, EXIT_REQUEUE, "queued again"),
+    (before(without=1), state("stopped", newest=OLD), 0, True, EXIT_REQUEUE, "asked to queue"),
     (before(without=2), state("stopped", newest=OLD), 0, True, 1, "3 attempts in a row without a new checkpoint"),
-    (before(without=2), state("stopped"), 0, True, EXIT_REQUEUE, "queued again"),
+    (before(without=2), state("stopped"), 0, True, EXIT_REQUEUE, "asked to queue"),
     (before(without=2), state("running", attempt=0, newest=OLD), 1, True, 1, "3 attempts in a row"),
 ]
 
@@ -90,4 +90,4 @@ def test_command(prepared_site: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == f"slurm: {output}: the attempt never began. Correct what is said above.\n"
     RunFolder(output).write_state(state("stopped", 0))
     assert requeue.main(["--end", "1", "--warned", "--", *words]) == EXIT_REQUEUE
-    assert "queued again" in capsys.readouterr().out
+    assert "asked to queue" in capsys.readouterr().out
