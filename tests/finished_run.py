@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from tests.distributed import run_ranks
 from tests.training.trainer_runs import arguments, train_rank
 

@@ -3,12 +3,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.audit.edit import RunCopy, copy_run
-from tests.finished_run import METHOD, freeze_package, make_run
 
 from nexttransformer import provenance
 from nexttransformer.audit.reference import Reference, make_reference
 from nexttransformer.audit.report import AuditRecord, audit_run
+from tests.audit.edit import RunCopy, copy_run
+from tests.finished_run import METHOD, freeze_package, make_run
 
 NewFindings = set[tuple[str, str]]
 

@@ -62,9 +62,7 @@ class RunCopy:
 
     def line(self, update: int, attempt: int | None = None) -> dict[str, Any]:
         """Returns the last metrics line of an update, or that of an attempt."""
-        return [
-            line for line in self.metrics if line["update"] == update and attempt in (None, line["attempt"])
-        ][-1]
+        return [line for line in self.metrics if line["update"] == update and attempt in (None, line["attempt"])][-1]
 
     def checkpoints(self) -> list[str]:
         """Returns the names of the checkpoint folders."""
@@ -119,7 +117,9 @@ class RunCopy:
         marker = self.json(f"{name}/complete.json")
         before = {"complete": jsonio.digest(marker), "weights": marker["weights_digest"]}
         # The marker on disk may have been edited already; events know the digest it had.
-        saved = [event["meta"] for event in self.events if event["key"] == "checkpoint_saved" and event["value"] == name]
+        saved = [
+            event["meta"] for event in self.events if event["key"] == "checkpoint_saved" and event["value"] == name
+        ]
         if saved:
             before = {"complete": saved[-1]["complete_digest"], "weights": saved[-1]["weights_digest"]}
         for entry in marker["files"]:

@@ -1,20 +1,16 @@
 """The command: exit codes, where it writes, usage, and that nothing relaxes it."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tests.audit.conftest import found
-from tests.audit.edit import RunCopy
-from tests.finished_run import METHOD
 
 from nexttransformer import audit_run, jsonio
 from nexttransformer.audit.report import AuditRecord
-from nexttransformer.errors import NextTransformerError
+from nexttransformer.errors import NextTransformerError, run_command
+from tests.audit.conftest import found
+from tests.audit.edit import RunCopy
+from tests.finished_run import METHOD
 
 
 def arguments(root: Path, output: Path, *more: str) -> list[str]:
@@ -47,7 +43,9 @@ def test_refused_prints_every_finding(run: RunCopy, tmp_path: Path, capsys: pyte
     assert audit_run.main(arguments(run.root, tmp_path / "a.json")) == 1
     lines = capsys.readouterr().out.splitlines()
     number = run.metrics.index(run.line(12)) + 1
-    assert lines[0] == f"C2 error: An update does not have all rows. metrics.jsonl:{number + 1} rows: expected 8, got 7."
+    assert (
+        lines[0] == f"C2 error: An update does not have all rows. metrics.jsonl:{number + 1} rows: expected 8, got 7."
+    )
     assert lines[1].startswith(
         f"C4 error: The learning rate of group matrix differs. metrics.jsonl:{number} learning_rates[0]: expected 0.01"
     )
@@ -146,13 +144,11 @@ def test_a_raising_check_is_unjudged(run: RunCopy, tmp_path: Path, monkeypatch: 
     assert "KeyError" in finding.message and "/home" not in finding.message
 
 
-def test_control_c_writes_nothing(run: RunCopy, tmp_path: Path) -> None:
-    code = (
-        "import sys\nfrom nexttransformer import audit_run\nfrom nexttransformer.audit import report\n"
-        "def stop(*arguments):\n    raise KeyboardInterrupt\n"
-        "report.audit_run = stop\nfrom nexttransformer.errors import run_command\nrun_command(audit_run.main)\n"
-    )
-    command = [sys.executable, "-c", code, *arguments(run.root, tmp_path / "a.json")]
-    environment = {**os.environ, "PYTHONPATH": "src"}
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
-    assert result.returncode == 128 + signal.SIGINT and not (tmp_path / "a.json").exists()
+def test_control_c_writes_nothing(run: RunCopy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nexttransformer.audit.report.audit_run", interrupt)
+    with pytest.raises(SystemExit) as end:
+        run_command(audit_run.main, arguments(run.root, tmp_path / "a.json"))
+    assert end.value.code == 130 and not (tmp_path / "a.json").exists()

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tests.audit.conftest import found
-from tests.audit.edit import RunCopy
 
 from nexttransformer.audit.report import AuditRecord
 from nexttransformer.audit.rules import RULES, RUN_RULE_IDS
+from tests.audit.conftest import found
+from tests.audit.edit import RunCopy
 
 LAST = "checkpoint_00000020"
 CURVE_LAST = "evaluations/val_curve_00000020.json"

@@ -154,6 +154,9 @@ def check_schedules(view: RunView) -> Iterator[Finding]:
         update = int(metrics.update[index])
         rates = scheduled_rates(update - 1, groups, num_updates=protocol.num_updates, protocol=protocol)
         found = metrics.learning_rates[index]
+        muon = (float(metrics.muon_momentum[index]), float(metrics.muon_weight_decay[index]))
+        if found == rates.learning_rates and muon == (rates.muon_momentum, rates.muon_weight_decay):
+            continue
         if len(found) != len(groups):
             yield error(
                 "The number of learning rates differs.",
@@ -167,8 +170,8 @@ def check_schedules(view: RunView) -> Iterator[Finding]:
                 name = groups[number].settings.name
                 where = metrics.where(index, f"learning_rates[{number}]")
                 yield error(f"The learning rate of group {name} differs.", where, expected=expected, got=got)
-        for key in ("muon_momentum", "muon_weight_decay"):
-            expected, got = getattr(rates, key), float(getattr(metrics, key)[index])
+        for key, got in zip(("muon_momentum", "muon_weight_decay"), muon, strict=True):
+            expected = getattr(rates, key)
             if not _is_close(expected, got):
                 yield error(f"{key} differs.", metrics.where(index, key), expected=expected, got=got)
     if not len(timeline.lines):
@@ -196,7 +199,10 @@ def check_precision(view: RunView) -> Iterator[Finding]:
     for name, cell in view.evaluations.items():
         if cell.value is not None and cell.value.precision not in expected:
             yield error(
-                "The precision of an evaluation differs.", f"{name} precision", expected=expected, got=cell.value.precision
+                "The precision of an evaluation differs.",
+                f"{name} precision",
+                expected=expected,
+                got=cell.value.precision,
             )
 
 

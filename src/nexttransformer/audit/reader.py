@@ -76,13 +76,7 @@ def parse_json(content: bytes) -> Any:
     """
     try:
         text = content.decode("utf-8")
-        value = json.loads(
-            text,
-            parse_constant=_reject_constant,
-            parse_int=_integer,
-            parse_float=_float,
-            object_pairs_hook=_object,
-        )
+        value = (_STRICT if _RISKY.search(text) else _FAST).decode(text)
     except RecursionError:
         raise Malformed(f"has more than {MAX_DEPTH} levels.") from None
     except ValueError as problem:
@@ -122,6 +116,15 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         doubled = next(key for key, _ in pairs if key in seen or seen.add(key))
         raise ValueError(f"duplicate key {json.dumps(doubled)}")
     return value
+
+
+# Only numbers with many digits or a large exponent can leave the range of 64 bits or of floats; all others are
+# left to the decoder's own conversion, which is much faster.
+_RISKY = re.compile(r"(?:^|[:\[,])\s*-?(?:\d{19}|\d[\d.]*[eE]\+?\d{3})")
+_FAST = json.JSONDecoder(parse_constant=_reject_constant, object_pairs_hook=_object)
+_STRICT = json.JSONDecoder(
+    parse_constant=_reject_constant, parse_int=_integer, parse_float=_float, object_pairs_hook=_object
+)
 
 
 def _depth(value: Any) -> int:
