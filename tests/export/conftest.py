@@ -1,5 +1,4 @@
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,12 +8,12 @@ from tests.finished_run import freeze_package
 
 
 @pytest.fixture(scope="session")
-def exported(prepared_site: Path) -> Iterator[ExportedRun]:
-    """The session's run, audited and exported; this process believes in the package files of that moment."""
+def exported(prepared_site: Path) -> ExportedRun:
+    """The session's run, audited and exported as if the package's files were still those of the run."""
     run, files = finished(prepared_site)
     with pytest.MonkeyPatch.context() as patch:
         freeze_package(files, patch)
-        yield make_export(prepared_site, run)
+        return make_export(prepared_site, run)
 
 
 @pytest.fixture(scope="session", autouse=True)

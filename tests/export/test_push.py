@@ -30,6 +30,7 @@ class Hub(ThreadingHTTPServer):
         self.repositories: list[str] = []
         self.stored: dict[str, bytes] = {}
         self.commits: list[dict[str, Any]] = []
+        self.cards: list[str] = []
 
     def files(self) -> dict[str, bytes]:
         """Returns what the last commit put into the repository."""
@@ -83,6 +84,9 @@ class _Handler(BaseHTTPRequestHandler):
             value = json.loads(body)
             self.server.repositories.append(f"{value['organization']}/{value['name']}")
             self._answer({"url": f"{self.server.address}/{REPO}", "name": REPO})
+        elif path == "/api/validate-yaml":
+            self.server.cards.append(json.loads(body)["content"])
+            self._answer({"errors": [], "warnings": []})
         elif path.endswith("/preupload/main"):
             files = json.loads(body)["files"]
             is_large = lambda name: name.endswith(".safetensors")  # noqa: E731
