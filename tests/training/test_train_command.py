@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -44,10 +43,13 @@ def test_four_mistakes_are_named_at_once(tmp_path):
         "--micro-batch",
         "0",
     ]
-    began = time.monotonic()
+    before = os.times()
     command = [sys.executable, "-m", "nexttransformer.train", *words, "--resum", "auto"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ.copy())
-    assert done.returncode == 2 and time.monotonic() - began < 30
+    after = os.times()
+    assert done.returncode == 2
+    # Processor time: a busy machine is slow, not wrong.
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 10
     lines = done.stderr.splitlines()
     assert "unknown option --resum. Did you mean '--resume'?" in lines
     assert "--micro-batch 0: expected a whole number from 1 to 512." in lines
