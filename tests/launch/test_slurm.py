@@ -140,7 +140,8 @@ def test_limit_kill_warning_and_other_numbers_of_nodes(login: Login, prepared_si
     shutil.copytree(straight, run)
     assert train(words) == [(0, "")]
 
-    trainer = "--config configs/baseline/dense_full.json --output runs/changing --protocol test-v1 --micro-batch 1 --eval none"
+    trainer = "--config configs/baseline/dense_full.json --output runs/changing --protocol test-v1 --micro-batch 1"
+    trainer += " --eval none"
     # 1. Two nodes. The time limit is so near that the warning comes while the trainer is still starting.
     job = login.submit("--gpus-per-node=1 --time=1 --signal=B:USR1@60", trainer)
     login.cluster.until(lambda: login.cluster.job(job)["Restarts"] == "1", SECONDS, "queued again after the warning")
