@@ -1,9 +1,11 @@
 """Pure parts of the benchmark against numbers worked out by hand, and kernel names as an H200 reports them."""
 
+import json
+
 import pytest
 import torch
 
-from nexttransformer.benchmark.breakdown import exclusive_seconds
+from nexttransformer.benchmark.breakdown import exclusive_seconds, read_trace
 from nexttransformer.benchmark.evaluation import StandInTokenizer
 from nexttransformer.benchmark.kernel_classes import classify
 from nexttransformer.benchmark.projection import project
@@ -38,6 +40,21 @@ from nexttransformer.protocol import FORMAL_V1, TEST_V1
 def test_every_instant_has_one_class(kernels, expected):
     found = exclusive_seconds(kernels)
     assert found == pytest.approx(expected)
+
+
+def test_a_gpu_trace_is_kernels_and_copies(tmp_path):
+    range_ = {"ph": "X", "cat": "gpu_user_annotation", "name": "DistributedDataParallel.forward", "ts": 0, "dur": 99}
+    events = [
+        range_,
+        {**range_, "cat": "cpu_op", "name": "aten::mm"},
+        {"ph": "X", "cat": "kernel", "name": "nvjet_tst_128x256", "ts": 1000.5, "dur": 2.0, "args": {"stream": 7}},
+        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy DtoD", "ts": 1004.5, "dur": 1.5},
+        {"ph": "M", "name": "process_name", "args": {"name": "python"}},
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    found = exclusive_seconds(read_trace(path))
+    assert found == pytest.approx({"products": 2e-6, "copies": 1.5e-6, "idle": 2e-6})
 
 
 @pytest.mark.parametrize(

@@ -102,9 +102,14 @@ def _profile(device: torch.device, function: Callable[[], object], trace: Path |
     with tempfile.TemporaryDirectory() as folder:
         path = trace if trace is not None else Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+        return read_trace(path)
+
+
+def read_trace(path: Path) -> list[Kernel]:
+    """Returns what occupied the device in a profiler trace: kernels and copies, not the ranges drawn around them."""
+    events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     return [
-        (event["name"], event["ts"] * 1e-6, (event["ts"] + event["dur"]) * 1e-6)
+        (event["name"], float(event["ts"]) * 1e-6, (float(event["ts"]) + float(event["dur"])) * 1e-6)
         for event in events
         if event.get("cat") in _DEVICE_WORK
     ]

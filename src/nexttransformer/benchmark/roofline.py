@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from nexttransformer.benchmark.subject import Passes, Subject
-from nexttransformer.benchmark.timing import repeat, slowest, summary
+from nexttransformer.benchmark.timing import Clock, repeat, slowest, summary
 from nexttransformer.errors import ConfigError
 from nexttransformer.evaluation.failures import describe
 from nexttransformer.models.budget_formulas import softmax_attention_macs
@@ -87,9 +87,20 @@ def measure_attention(subject: Subject, micro_batch: int, window: int | None, *,
     plan = plan_attention(tokens, window, world.device)
     # Flex attention exists only inside a compiled graph.
     function = torch.compile(attention, dynamic=False) if plan.backend == "flex" and is_compiled else attention
-    forward_seconds = _seconds(world, lambda: function(q, k, v, window=window, plan=plan))
-    o = function(q, k, v, window=window, plan=plan)
-    backward_seconds = _seconds(world, lambda: torch.autograd.grad(o, (q, k, v), upstream, retain_graph=True))
+    clock, num_warmup = Clock(world.device), _NUM_WARMUP[world.device.type]
+    # Each backward pass has a forward pass of its own: compiled graphs give their buffers away.
+    for index in range(num_warmup + _NUM_STEPS[world.device.type]):
+        if index >= num_warmup:
+            clock.mark()
+        o = function(q, k, v, window=window, plan=plan)
+        if index >= num_warmup:
+            clock.mark()
+        torch.autograd.grad(o, (q, k, v), upstream)
+    clock.mark()
+    seconds = clock.seconds()
+    forward_seconds, backward_seconds = (
+        summary(slowest(world, part, key=sum))["median_seconds"] for part in (seconds[::2], seconds[1::2])
+    )
     flops = 2 * softmax_attention_macs(heads, dim, dim, tokens, window) * micro_batch * tokens
     return {
         "window": window,
