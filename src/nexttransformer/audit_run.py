@@ -17,12 +17,15 @@ def main(argv: list[str] | None = None) -> int:
     # Imported here: the help should not wait for torch.
     from nexttransformer.audit.reference import make_reference
     from nexttransformer.audit.report import audit_run, report_lines
+    from nexttransformer.data.manifest import check_protocol, load_manifest
 
     if not METHOD_ID.fullmatch(arguments.method):
         raise AuditError(f"--method {arguments.method}: expected a method id such as dense_full.")
     if arguments.deep and arguments.data is None:
         raise AuditError("--deep scores rows of the prepared data again. Name its folder with --data.")
     reference = make_reference(arguments.protocol, data_folder=arguments.data, is_deep=arguments.deep)
+    if arguments.data is not None:
+        check_protocol(load_manifest(arguments.data), reference.protocol, folder=arguments.data)
     output = arguments.output or default_output(arguments.method, reference.division)
     _check_output(output, arguments.run)
     record = audit_run(arguments.run, arguments.method, reference)

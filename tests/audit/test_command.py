@@ -88,6 +88,7 @@ def test_nothing_of_a_run(kind: str, tmp_path: Path) -> None:
         (["--protocol", "formal-v2"], "Did you mean"),
         (["--deep"], "--data"),
         (["--method", "../x"], "method id"),
+        (["--data", "nowhere"], "no prepared data"),
     ],
 )
 def test_usage(more: list[str], part: str, run: RunCopy, tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ Time is that of this process: the command is one process, and the machine may be
 """
 
 import dataclasses
+import json
 import resource
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -66,3 +68,25 @@ def test_nothing_published_cannot_be_judged(
     record = make_record(view, findings)
     assert found(record) == {(rule_id, "unjudged") for rule_id in ("D1", "D2", "D3", "D4")}
     assert record.exit_code == 2
+
+
+def test_a_curve_outside_the_records_is_for_a_human(
+    view_and_seconds: tuple[RunView, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_and_seconds[0]
+    own = {update: 0.75 + 0.3 / (1 + update / 1000) for update in view.reference.protocol.bpb_updates()}
+
+    def publish(number: int, factor: float) -> None:
+        curve = [[update, bpb * factor] for update, bpb in own.items()]
+        record = {"method": f"m{number}", "protocol": {"id": "formal-v1"}, "results": {"bpb_curve": curve}}
+        (tmp_path / f"m{number}.json").write_text(json.dumps(record))
+
+    monkeypatch.setattr(view, "reference", dataclasses.replace(view.reference, evidence=tmp_path))
+    publish(1, 1.05)
+    publish(2, 1.06)
+    assert run_check("N3", registered("A")["N3"], view) == []
+    publish(3, 1.07)
+    findings = run_check("N3", registered("A")["N3"], view)
+    assert {finding.severity for finding in findings} == {"warning"} and "envelope" in findings[0].message
+    publish(3, 0.99)
+    assert run_check("N3", registered("A")["N3"], view) == []

@@ -467,6 +467,34 @@ def k1_no_marker(run: RunCopy) -> None:
     (run.root / LAST / "complete.json").unlink()
 
 
+def put_torn(run: RunCopy, name: str, is_place: Callable[[bytes], bool]) -> None:
+    """Inserts a half-written line before the first line that a function picks, or at the end."""
+    lines = run.bytes(name).splitlines(keepends=True)
+    place = next((number for number, line in enumerate(lines) if is_place(line)), len(lines))
+    run.replace(name, b"".join([*lines[:place], b'{"attempt":0,"upd\n', *lines[place:]]))
+
+
+def test_torn_lines_where_an_attempt_ended(run: RunCopy, audit: Callable[..., AuditRecord]) -> None:
+    put_torn(run, "metrics.jsonl", lambda line: b'"attempt":1' in line)
+    put_torn(run, "events.jsonl", lambda line: b'"attempt":1' in line)
+    assert audit(run).findings == []
+
+
+@case(L4="error")
+def l4_torn_line_inside_an_attempt(run: RunCopy) -> None:
+    put_torn(run, "metrics.jsonl", lambda line: b'"update":12' in line)
+
+
+@case(L2="error")
+def l2_a_line_behind_the_end(run: RunCopy) -> None:
+    put_torn(run, "events.jsonl", lambda line: False)
+
+
+@case(L2="error")
+def l2_end_without_newline(run: RunCopy) -> None:
+    run.replace("events.jsonl", run.bytes("events.jsonl")[:-1])
+
+
 def test_the_valid_run_passes(run: RunCopy, audit: Callable[..., AuditRecord]) -> None:
     record = audit(run)
     assert record.findings == []

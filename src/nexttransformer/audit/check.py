@@ -21,7 +21,8 @@ MAX_VALUE_CHARACTERS = 200
 MAX_LISTED = 40
 _ABSENT = object()
 _LETTERS = {"error": "E", "warning": "W"}
-_NOT_PRINTABLE = re.compile(r"[^\x20-\x7e\u00a0-\u2027\u2030-\ud7ff\ue000-\ufdff]")
+# ASCII only: text of a hostile file must not steer a terminal, reorder a line or depend on a console's encoding.
+_NOT_PRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import hashlib
 import mmap
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from nexttransformer.audit import reader
 from nexttransformer.audit.cell import guarded
@@ -14,6 +15,8 @@ from nexttransformer.training.checkpoint_files import JSON_FILES, MARKER_FILE, M
 from nexttransformer.training.checkpoint_schema import CompleteMarker
 from nexttransformer.training.events import EventKey
 from nexttransformer.training.weights_digest import combine_tensor_hashes
+
+HASH_THREADS = 4
 
 
 @check("K1")
@@ -46,11 +49,13 @@ def _files(view: RunView, checkpoint: CheckpointView, marker: CompleteMarker) ->
         yield error("The marker lists a file twice.", f"{checkpoint.marker.where} files")
     for name in sorted(set(checkpoint.found_files) - listed.keys() - {MARKER_FILE}):
         yield error("A file that the marker does not list.", checkpoint.path(name))
-    for name, entry in sorted(listed.items()):
-        if not view.files.is_file(checkpoint.path(name)):
-            yield error("A file that the marker lists is missing.", checkpoint.path(name))
-            continue
-        num_bytes, digest = reader.hash_file(view.root / checkpoint.path(name))
+    present = [name for name in sorted(listed) if view.files.is_file(checkpoint.path(name))]
+    for name in sorted(listed.keys() - set(present)):
+        yield error("A file that the marker lists is missing.", checkpoint.path(name))
+    with ThreadPoolExecutor(HASH_THREADS) as pool:
+        hashes = list(pool.map(lambda name: reader.hash_file(view.root / checkpoint.path(name)), present))
+    for name, (num_bytes, digest) in zip(present, hashes, strict=True):
+        entry = listed[name]
         if num_bytes != entry.bytes:
             yield error("The size of a file differs.", checkpoint.path(name), expected=entry.bytes, got=num_bytes)
         elif digest != entry.sha256:
@@ -131,13 +136,16 @@ def _weights(view: RunView, checkpoint: CheckpointView, marker: CompleteMarker) 
     assert checkpoint.header is not None
     header, path = checkpoint.header.get(), view.root / checkpoint.path(MODEL_FILE)
     with reader.open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        view_of = memoryview(content)
-        hashes = []
-        for name, entry in header.tensors.items():
-            part = view_of[entry.start : entry.end]
-            hashes.append((name, entry.dtype, entry.shape, hashlib.sha256(part).hexdigest()))
-            part.release()
-        view_of.release()
+        whole = memoryview(content)
+
+        def describe(name: str) -> tuple[str, str, tuple[int, ...], str]:
+            entry = header.tensors[name]
+            with whole[entry.start : entry.end] as part:
+                return name, entry.dtype, entry.shape, hashlib.sha256(part).hexdigest()
+
+        with ThreadPoolExecutor(HASH_THREADS) as pool:
+            hashes = list(pool.map(describe, header.tensors))
+        whole.release()
     got = combine_tensor_hashes(hashes)
     if got != marker.weights_digest and not _is_damaged(view, checkpoint, marker):
         yield error(

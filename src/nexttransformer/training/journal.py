@@ -4,11 +4,40 @@ from pathlib import Path
 from typing import Any
 
 from nexttransformer.errors import RunFailure
-from nexttransformer.training.events import EventKey, EventWriter
+from nexttransformer.training.checkpoint_schema import CompleteMarker
+from nexttransformer.training.events import EventKey, EventWriter, read_events
 from nexttransformer.training.metrics import MetricsLine, MetricsWriter
 from nexttransformer.training.run_folder import RunFolder
 from nexttransformer.training.run_schema import RunState, Status
 from nexttransformer.training.trackers import Trackers
+
+
+def complete_log(folder: RunFolder, attempt: int, name: str, marker: CompleteMarker) -> None:
+    """Writes the `checkpoint_saved` that an attempt killed right after its marker could not write any more.
+
+    Rank 0, under the lock, before the new attempt starts; does nothing where the event is there.
+
+    Args:
+        folder: the run.
+        attempt: the attempt before the new one.
+        name, marker: the checkpoint that the new attempt continues from.
+    """
+    digest = marker.complete_digest
+    saved = (event for event in read_events(folder.events).events if event.key == EventKey.CHECKPOINT_SAVED.value)
+    if any(event.meta.get("complete_digest") == digest for event in saved):
+        return
+    meta = {
+        "reason": "recovered",
+        "complete_digest": digest,
+        "weights_digest": marker.weights_digest,
+        "tokens_seen": marker.tokens_seen,
+        "data_chain": marker.data_chain,
+        "bytes": marker.num_bytes,
+        "seconds": 0.0,
+    }
+    writer = EventWriter(folder.events, attempt)
+    writer.write(EventKey.CHECKPOINT_SAVED, name, meta, update=marker.update)
+    writer.close()
 
 
 class Journal:

@@ -18,10 +18,10 @@ from nexttransformer.training.checkpoint import expected_bytes
 from nexttransformer.training.checkpoint_choice import Choice, choose_checkpoint
 from nexttransformer.training.checkpoint_load import load_checkpoint
 from nexttransformer.training.collectives import on_all_ranks, on_rank0
-from nexttransformer.training.compiling import set_cache_folders
+from nexttransformer.training.compile_cache import set_cache_folders
 from nexttransformer.training.distributed import World, broadcast_parameters
 from nexttransformer.training.events import EventKey
-from nexttransformer.training.journal import Journal
+from nexttransformer.training.journal import Journal, complete_log
 from nexttransformer.training.launch_plan import LaunchPlan, plan_launch
 from nexttransformer.training.lock import LockLost, RunLock
 from nexttransformer.training.metrics_math import Throughput, peak_flops
@@ -101,7 +101,7 @@ def open_session(options: TrainOptions, world: World, hook: Hook = no_hook) -> S
     startup.check_shared_folder(world, folder.root)
     facts = on_all_ranks(lambda: {**rank_facts(world, options), **data_facts(options)}, control)
     warnings = startup.check_equal(world, facts)
-    set_cache_folders(options.site.cache_root, world)
+    warnings += set_cache_folders(options.site.cache_root, world)
     # 2. Data present on every node, enough rows, formal conditions.
     data = on_all_ranks(lambda: open_data(options, check_files=world.local_rank == 0), control)
     if options.mode == "formal":
@@ -268,9 +268,13 @@ def _open_journal(options: TrainOptions, world: World, folder: RunFolder, plan: 
             config={"method": plan.record.method, "protocol": options.protocol.id, "mode": plan.record.mode},
             folder=folder.logs,
         )
+    is_own = choice.path is not None and choice.path.parent.resolve() == folder.root.resolve()
+    if is_own and world.is_main:
+        assert choice.path is not None and choice.marker is not None
+        complete_log(folder, plan.attempt - 1, choice.path.name, choice.marker)
     journal = Journal(folder, plan.attempt, is_main=world.is_main, trackers=trackers)
     journal.last_update = choice.update
-    if choice.path is not None and choice.path.parent.resolve() == folder.root.resolve():
+    if is_own and choice.path is not None:
         journal.checkpoint(choice.path, is_new=False)
     return journal
 
