@@ -21,7 +21,7 @@ from nexttransformer.benchmark.transfer import measure_communication, measure_da
 from nexttransformer.config import ModelConfig
 from nexttransformer.evaluation.failures import describe
 from nexttransformer.ops.self_check import check_kernels
-from nexttransformer.training.compiling import set_cache_folders
+from nexttransformer.training.compile_cache import set_cache_folders
 from nexttransformer.training.distributed import World
 from nexttransformer.training.shares import largest_share
 

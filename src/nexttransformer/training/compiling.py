@@ -1,10 +1,8 @@
 """The training forward pass as one module, and how it is compiled (CUDA only)."""
 
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -95,14 +93,3 @@ def _dynamo_counters() -> Mapping[str, Mapping[str, int]]:
     # Importing the compiler takes seconds; where nobody did, nothing was compiled.
     dynamo = sys.modules.get("torch._dynamo")
     return dynamo.utils.counters if dynamo is not None else {}
-
-
-def set_cache_folders(cache_root: Path, world: World) -> None:
-    """Gives every local rank its own compile caches, on the node's disk.
-
-    Source: concurrent processes that share one cache have corrupted it (triton#2688, pytorch#134384).
-    """
-    job = os.environ.get("SLURM_JOB_ID", "local")
-    for name, folder in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton")):
-        root = Path(os.environ.get(name) or cache_root / folder)
-        os.environ[name] = str(root / job / f"rank_{world.local_rank}")

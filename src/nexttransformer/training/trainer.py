@@ -17,6 +17,7 @@ from nexttransformer.data.order import from_hex, initial_chain, next_chain, to_h
 from nexttransformer.errors import RunFailure, join_problems
 from nexttransformer.training.checkpoint_schema import CheckpointDigests, TrainerState
 from nexttransformer.training.collectives import on_rank0
+from nexttransformer.training.compile_cache import mark_warm
 from nexttransformer.training.compiling import choose_settings, graph_breaks
 from nexttransformer.training.distributed import set_update_timeout
 from nexttransformer.training.events import EventKey
@@ -298,6 +299,7 @@ def _after_warmup(session: Session, num_done: int, recompiles: RecompileCounter,
         session.world.control.barrier()
         set_update_timeout(session.world, session.world.limits.updates)
         recompiles.settle()
+        mark_warm()
         for reason in graph_breaks():
             session.progress.say(f"compilation cut the graph: {reason}")
     if num_new := recompiles.poll():

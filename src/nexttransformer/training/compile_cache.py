@@ -1,0 +1,93 @@
+"""Where compiled code is kept: on the node's own disk, one folder per job and local rank, started with a copy.
+
+Concurrent processes that share one cache have corrupted it (triton#2688, pytorch#134384), and network file
+systems are slow and break its renames. A new job would therefore compile everything again; it begins with a
+copy of what the last job on this node compiled. The entries are named by what they were compiled from, so an
+old one can be useless, never wrong.
+"""
+
+import os
+import re
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from nexttransformer.training.distributed import World
+
+_VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+_NETWORK_TYPES = re.compile(
+    r"nfs\d?|lustre|gpfs|beegfs\w*|ceph|cifs|smb\w*|afs|pvfs2|orangefs|panfs|wekafs|glusterfs|fuse\.(?!fuse-overlayfs|ext|ntfs).*"
+)
+# Written into a rank's folder once everything is compiled; only such folders are copied.
+_MARKER = ".warm"
+_DEFAULT_JOB = "local"
+_KEPT_SECONDS = 30 * 24 * 3600
+
+
+def set_cache_folders(cache_root: Path, world: World) -> list[str]:
+    """Points torch and Triton to this rank's folders; returns what should be said about it, one line each."""
+    warnings = []
+    job = os.environ.get("SLURM_JOB_ID", _DEFAULT_JOB)
+    for variable, name in _VARIABLES.items():
+        root = Path(os.environ.get(variable) or cache_root / name)
+        own = root / job / f"rank_{world.local_rank}"
+        if world.device.type == "cuda":
+            kind = file_system(root)
+            if _NETWORK_TYPES.fullmatch(kind):
+                local = Path(tempfile.gettempdir()) / f"nexttransformer_{os.getuid()}" / name
+                warnings.append(f"{root} is on a network file system ({kind}); compiled code goes to {local} instead.")
+                root, own = local, local / job / own.name
+            try:
+                _remove_old(root, job)
+                _warm_up(root, own)
+            except OSError as error:
+                warnings.append(f"{own}: starts empty, compiling takes longer: {error.strerror}.")
+        os.environ[variable] = str(own)
+    return warnings
+
+
+def mark_warm() -> None:
+    """Notes that this rank has compiled everything, so that later jobs on this node may copy it."""
+    for variable in _VARIABLES:
+        folder = Path(os.environ.get(variable, ""))
+        if folder.is_absolute() and folder.is_dir():
+            (folder / _MARKER).touch()
+
+
+def file_system(path: Path, mounts: str | None = None) -> str:
+    """Returns the type of the file system that holds a path (or will): the last column but three of /proc/mounts."""
+    if mounts is None:
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
+    resolved = path.resolve()
+    best, kind = -1, "unknown"
+    for line in mounts.splitlines():
+        _, point, found = line.split()[:3]
+        place = Path(re.sub(r"\\(\d{3})", lambda code: chr(int(code.group(1), 8)), point))
+        # Of several on one point the last is the one that is seen.
+        if resolved.is_relative_to(place) and len(place.parts) >= best:
+            best, kind = len(place.parts), found
+    return kind
+
+
+def _warm_up(root: Path, own: Path) -> None:
+    """Fills a new folder with a copy of the newest complete one of the same local rank."""
+    if own.exists():
+        return
+    markers = [path / own.name / _MARKER for path in root.iterdir()] if root.is_dir() else []
+    markers = sorted((path for path in markers if path.is_file()), key=lambda path: path.stat().st_mtime)
+    if not markers:
+        return
+    partial = own.with_name(f"{own.name}.partial_{os.getpid()}")
+    shutil.copytree(markers[-1].parent, partial, ignore=shutil.ignore_patterns(_MARKER))
+    partial.rename(own)
+
+
+def _remove_old(root: Path, job: str) -> None:
+    """Removes the folders of other jobs that nobody has completed anything in for a month."""
+    limit = time.time() - _KEPT_SECONDS
+    for folder in root.iterdir() if root.is_dir() else []:
+        if folder.name not in (job, _DEFAULT_JOB) and folder.is_dir():
+            newest = max(path.stat().st_mtime for path in (folder, *folder.glob(f"*/{_MARKER}")))
+            if newest < limit:
+                shutil.rmtree(folder, ignore_errors=True)
