@@ -126,7 +126,8 @@ def test_table_and_plot_show_every_run(record):
     text = render_text(record)
     for word in ("dense_full", "sssl", "percent of a whole update", "products", "device hours", "1 x cpu"):
         assert word in text
-    assert max(map(len, render_text(record, width=80).splitlines())) <= 80
+    narrow = render_text(record, width=80)
+    assert max(map(len, narrow.splitlines())) <= 80 and "dense_full      3" in narrow
     page = record["page"]
     picture = ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
     labels = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]

@@ -147,7 +147,7 @@ def measure_update(passes: Passes, options: BenchOptions) -> dict[str, Any]:
             if index == _WARMUP_UPDATES:
                 synchronize(world.device)
                 clock.mark()
-                began = time.perf_counter()
+                began, num_graphs_before = time.perf_counter(), num_graphs()
             before = time.perf_counter()
             batch = feed.take(index)
             waits.append(time.perf_counter() - before)
@@ -167,6 +167,7 @@ def measure_update(passes: Passes, options: BenchOptions) -> dict[str, Any]:
         "seconds": updates,
         "num_micro_batches": passes.plan.num_micro_batches,
         "num_padded_rows": passes.plan.num_padded,
+        "num_recompilations": num_graphs() - num_graphs_before,
         "peak_memory_bytes": peak_memory(world.device),
         "data_wait_seconds": wait_seconds / num_timed,
         "data_wait_fraction": wait_seconds / wall_seconds,

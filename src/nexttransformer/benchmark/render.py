@@ -11,8 +11,8 @@ from nexttransformer.benchmark.kernel_classes import CLASSES
 
 _NONE = "-"
 _CAPTION = (
-    "rows: micro-batch; ms, tokens/s: forward and backward; updates: tokens/s of whole updates; MFU: causal-exact, "
-    "and nominal, percent; roof: percent of what products and attention alone would allow; start: seconds to the "
+    "rows: micro-batch. ms, tokens/s: forward and backward. updates: tokens/s of whole updates. MFU: causal-exact, "
+    "nom.: nominal, percent. roof: percent of what products and attention alone would allow. start: seconds to the "
     "first pass."
 )
 
@@ -37,9 +37,11 @@ def speed_table(record: dict[str, Any]) -> Table:
     """Returns one line for each configuration and micro-batch."""
     hardware = record["hardware"]
     title = f"{record['settings']['protocol']['id']}, {hardware['num_devices']} x {hardware['device']}"
-    table = Table(title=title, caption=_CAPTION, box=SIMPLE, pad_edge=False, title_justify="left")
-    table.add_column("method")
-    for name in ("rows", "ms", "tokens/s", "updates", "GiB", "MFU", "nominal", "roof", "start"):
+    table = Table(
+        title=title, caption=_CAPTION, box=SIMPLE, pad_edge=False, title_justify="left", collapse_padding=True
+    )
+    table.add_column("method", overflow="fold", min_width=12)
+    for name in ("rows", "ms", "tokens/s", "updates", "GiB", "MFU", "nom.", "roof", "start"):
         table.add_column(name, justify="right", no_wrap=True)
     for entry in record["configurations"]:
         for run in entry["runs"]:
@@ -62,12 +64,12 @@ def speed_table(record: dict[str, Any]) -> Table:
 
 
 def breakdown_table(record: dict[str, Any]) -> Table | None:
-    """Returns the shares of an update by kind of work, a column for each configuration and micro-batch."""
+    """Returns the shares of an update by kind of work, a column for each configuration at its best micro-batch."""
     columns = [
         (f"{entry['method']} {run['micro_batch']}", run["breakdown"]["update_shares"])
         for entry in record["configurations"]
         for run in entry["runs"]
-        if "update_shares" in run.get("breakdown", {})
+        if "update_shares" in run.get("breakdown", {}) and entry["best_micro_batch"] in (None, run["micro_batch"])
     ]
     if not columns:
         return None
