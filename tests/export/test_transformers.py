@@ -171,7 +171,7 @@ def test_without_the_package_transformers_names_it(exported: ExportedRun) -> Non
 
     assert get_imports(str(exported.package / "modeling_nexttransformer.py")) == ["nexttransformer"]
     config = jsonio.read_json(exported.package / "config.json")
-    assert config["division"] == "demo" and config["update"] == TEST_V1.num_updates
+    assert config["division"] == "demo" and config["trained_updates"] == TEST_V1.num_updates
 
 
 def test_the_code_of_the_model_card_runs(exported: ExportedRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -189,7 +189,7 @@ class Repository:
         result = subprocess.run(["git", *identity, *words], cwd=self.root, capture_output=True, text=True, check=True)
         return result.stdout
 
-    def commit(self, files: dict[str, bytes | None]) -> None:
+    def commit(self, files: Mapping[str, bytes | None]) -> None:
         """Writes files (None removes) and commits them."""
         for name, content in files.items():
             path = self.root / name
@@ -201,7 +201,7 @@ class Repository:
         self.git("add", "-A")
         self.git("commit", "-q", "-m", "change")
 
-    def branch(self, files: dict[str, bytes | None]) -> None:
+    def branch(self, files: Mapping[str, bytes | None]) -> None:
         """Makes the pull request: a branch from main with one commit."""
         self.git("checkout", "-q", "-b", "request")
         self.commit(files)

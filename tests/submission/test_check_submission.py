@@ -154,12 +154,15 @@ def test_k3_an_audit_of_other_bytes(repository: Repository) -> None:
 def test_k3_two_records_of_one_run(repository: Repository) -> None:
     other = make_audit("gdn_hybrid")
     record = make_record(other, "gdn_hybrid", "hybrid")
-    repository.commit({**sealed(record, other, "gdn_hybrid")})
 
     def edit(record: Json, audit: Json) -> None:
         record["digests"]["weights"] = audit["final_weights_digest"] = other["final_weights_digest"]
 
     repository.branch(valid_files(edit=edit))
+    assert judged(repository).findings == []
+    # Merged while the request was open.
+    repository.git("checkout", "-q", "main")
+    repository.commit(sealed(record, other, "gdn_hybrid"))
     judgement = judged(repository)
     assert found(judgement) == {("K3", "error")}
     assert [finding.where for finding in judgement.findings] == [f"{RECORD} digests.weights"]

@@ -28,7 +28,7 @@ def transformers_files(config: ModelConfig, tokenizer: Tokenizer, *, update: int
             "AutoModelForCausalLM": f"{MODELING_NAME}.NextTransformerForCausalLM",
         },
         "composition": config.to_dict(),
-        "update": update,
+        "trained_updates": update,
         "division": division,
         "num_hidden_layers": config.num_layers,
         "hidden_size": config.width,

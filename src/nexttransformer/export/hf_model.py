@@ -20,19 +20,20 @@ from nexttransformer.models.decoder import Decoder
 from nexttransformer.models.state import DecoderState, map_state
 
 # The name of what one step of `generate` hands to the next has changed between releases of Transformers.
-_STEP_ARGUMENTS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+_GENERATION: Any = GenerationMixin
+_STEP_ARGUMENTS = inspect.signature(_GENERATION.prepare_inputs_for_generation).parameters
 CACHE_NAME = "cache" if "cache" in _STEP_ARGUMENTS else "past_key_values"
 IGNORED_LABEL = -100
 
 
 class NextTransformerConfig(PretrainedConfig):
-    """`config.json`: `composition` is the expanded `model_config.json`, `update` the trained updates."""
+    """`config.json`: `composition` is the expanded `model_config.json`, `trained_updates` what `set_step` is told."""
 
     model_type = "nexttransformer"
 
-    def __init__(self, composition: dict[str, Any] | None = None, update: int = 0, **options: Any) -> None:
+    def __init__(self, composition: dict[str, Any] | None = None, trained_updates: int = 0, **options: Any) -> None:
         self.composition = composition
-        self.update = update
+        self.trained_updates = trained_updates
         super().__init__(**options)
 
 
@@ -90,7 +91,7 @@ class NextTransformerForCausalLM(PreTrainedModel, GenerationMixin):
             compute_dtype = getattr(torch, compute_dtype)
         # Under Transformers' own context the default dtype is the compute dtype; parameters name float32 themselves.
         self.model = Decoder(config_from_dict(config.composition, "config.json: composition"), compute_dtype)
-        self.model.set_step(config.update)
+        self.model.set_step(config.trained_updates)
         self.post_init()
 
     def _init_weights(self, module: torch.nn.Module) -> None:
@@ -171,9 +172,9 @@ class NextTransformerForCausalLM(PreTrainedModel, GenerationMixin):
                 logits_BTV[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED_LABEL
             )
         seen = num_columns + (cache.num_tokens if cache is not None else 0)
-        output = CausalLMOutputWithPast(
-            loss=loss, logits=logits_BTV, **{CACHE_NAME: DecoderCache(made, seen) if use_cache else None}
-        )
+        # Transformers' own type is its caches' base class; only what `generate` calls is needed.
+        step: dict[str, Any] = {CACHE_NAME: DecoderCache(made, seen) if use_cache else None}
+        output = CausalLMOutputWithPast(loss=loss, logits=logits_BTV, **step)
         return output.to_tuple() if return_dict is False else output
 
 

@@ -103,7 +103,7 @@ from nexttransformer.models import build_model, config_from_dict
 folder = Path(".")
 model = build_model(config_from_dict(jsonio.read_json(folder / "model_config.json")))
 model.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
-model.set_step(jsonio.read_json(folder / "config.json")["update"])
+model.set_step(jsonio.read_json(folder / "config.json")["trained_updates"])
 tokenizer = Tokenizer.load(folder / "tokenizer.tiktoken.json")
 ids = [tokenizer.bos_id, *tokenizer.encode("A river begins")]
 logits = model.eval()(torch.tensor([ids]))

@@ -2,7 +2,6 @@
 
 import math
 import statistics
-from collections import Counter
 
 from nexttransformer.audit.check import Needs
 from nexttransformer.audit.report import AuditRecord
@@ -123,9 +122,7 @@ def _build(
 
 def _training(view: RunView) -> dict:
     run, metrics, timeline = view.run.get(), view.metrics.get(), view.timeline
-    seconds: Counter[int] = Counter()
-    for number in timeline.attempts:
-        seconds[number] = math.fsum(metrics.seconds[metrics.attempt == number].tolist())
+    seconds = {number: math.fsum(metrics.seconds[metrics.attempt == number].tolist()) for number in timeline.attempts}
     attempts = [
         {
             "attempt": attempt.number,

@@ -11,9 +11,14 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import nexttransformer
 from nexttransformer.errors import AuditError
+
+if TYPE_CHECKING:
+    from nexttransformer.data.tokenizer import Tokenizer
+    from nexttransformer.models import Decoder
 
 TRANSFORMERS_TOLERANCE = 1e-4
 _LIMIT_SECONDS = 3600
@@ -90,7 +95,7 @@ def reload(folder: Path) -> Reload:
     return _through_transformers(folder, model, tokenizer, native)
 
 
-def _through_transformers(folder: Path, model, tokenizer, native: Reload) -> Reload:  # noqa: ANN001
+def _through_transformers(folder: Path, model: "Decoder", tokenizer: "Tokenizer", native: Reload) -> Reload:
     import torch
     import transformers
 
@@ -103,9 +108,10 @@ def _through_transformers(folder: Path, model, tokenizer, native: Reload) -> Rel
     with torch.no_grad():
         expected_BTV = model(ids_BT)
     del model
-    wrapped, info = transformers.AutoModelForCausalLM.from_pretrained(
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
         str(folder), trust_remote_code=True, output_loading_info=True
     )
+    wrapped, info = loaded
     keys = ("missing_keys", "unexpected_keys", "mismatched_keys")
     missing = sorted(f"{key}: {name}" for key in keys for name in info.get(key, ()))
     auto_tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=True)

@@ -41,6 +41,7 @@ class Subject:
         base, head: commits; base is the merge base.
         division: `formal` or `demo`.
         before, after: path -> entry of both.
+        target: path -> entry of the branch to merge into, as it is now.
         method: the one method whose evidence changes.
     """
 
@@ -50,6 +51,7 @@ class Subject:
     division: Division
     before: dict[str, Entry] = field(default_factory=dict)
     after: dict[str, Entry] = field(default_factory=dict)
+    target: dict[str, Entry] = field(default_factory=dict)
     method: str = ""
 
     @classmethod
@@ -59,10 +61,11 @@ class Subject:
         Raises:
             ConfigError: a commit is missing, or no file of evidence/ changes.
         """
-        head_commit = repository.resolve(head)
-        merge_base = repository.merge_base(repository.resolve(base), head_commit)
+        head_commit, base_commit = repository.resolve(head), repository.resolve(base)
+        merge_base = repository.merge_base(base_commit, head_commit)
         subject = cls(repository, merge_base, head_commit, division)
         subject.before, subject.after = repository.tree(merge_base), repository.tree(head_commit)
+        subject.target = repository.tree(base_commit)
         methods = subject.changed_methods
         if not methods:
             folder = FOLDERS[division]
@@ -137,12 +140,12 @@ class Subject:
         return self.audit_file.cell.get()
 
     def other_records(self) -> list[tuple[str, Record]]:
-        """Returns the merge base's other records of both divisions, as far as they are readable."""
+        """Returns all other published records of both divisions, as far as they are readable."""
         found = []
-        for path in sorted(self.before):
+        for path in sorted(self.target):
             match = _EVIDENCE_FILE.fullmatch(path)
             if match and match[2] == "runs" and path != self.record_path():
-                record = self._read(self.before, path, Record).cell.value
+                record = self._read(self.target, path, Record).cell.value
                 if record is not None:
                     found.append((path, record))
         return found
