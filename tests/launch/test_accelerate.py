@@ -118,8 +118,8 @@ def test_a_doubled_node_rank_and_unequal_nodes_are_one_line(prepared_site: Path,
 def test_settings_are_native_ddp_on_two_machines_of_eight() -> None:
     from accelerate.commands.config.config_args import load_config_from_file
 
-    settings = load_config_from_file(str(LAUNCH / "accelerate.yaml"))
-    assert settings.distributed_type == "MULTI_GPU"
-    assert (settings.num_machines, settings.num_processes, settings.machine_rank) == (2, 16, 0)
-    assert (settings.mixed_precision, settings.rdzv_backend, settings.same_network) == ("no", "static", True)
-    assert not settings.deepspeed_config and not settings.fsdp_config and not settings.dynamo_config
+    settings = vars(load_config_from_file(str(LAUNCH / "accelerate.yaml")))
+    assert settings["distributed_type"] == "MULTI_GPU"
+    assert (settings["num_machines"], settings["num_processes"], settings["machine_rank"]) == (2, 16, 0)
+    assert (settings["mixed_precision"], settings["rdzv_backend"], settings["same_network"]) == ("no", "static", True)
+    assert not settings["deepspeed_config"] and not settings["fsdp_config"] and not settings["dynamo_config"]

@@ -13,7 +13,7 @@ from nexttransformer.training.roll_call import call_roll
 
 def answers(world_size: int, *callers: tuple[int, str], limit_seconds: float = 5.0) -> list[str | None]:
     """Lets (rank, host) call the roll at once; returns each one's refusal, None where all are there."""
-    store = dist.HashStore()
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
 
     def call(caller: tuple[int, str]) -> str | None:
         rank, host = caller
