@@ -9,6 +9,8 @@
 # NODE_RANK counts from 0; MASTER_ADDR and MASTER_PORT are node 0's. Works without sourcing launch/env.sh first.
 # The exit code is the trainer's: 0 finished or stopped and saved, 1 failed, 2 refused.
 set -euo pipefail
+# It would end a launcher and leave the trainer behind; the trainer has a handler of its own.
+trap '' USR1
 
 folder=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 site=()

@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     own = own_record(int(os.environ["NODE_RANK"]), num_nodes, processes, arguments)
     meet(own, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // processes)))
-    # It would end the launcher and leave the trainer running; the trainer installs a handler of its own.
+    # As launch/node.sh does: it would end the launcher and leave the trainer running.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     words = accelerate_command(Path(config_file), arguments)
     print(f"launch: node {os.environ['NODE_RANK']}: accelerate launch {' '.join(words)}", flush=True)
