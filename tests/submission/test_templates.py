@@ -3,6 +3,7 @@
 import importlib
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +55,12 @@ def test_the_form_of_a_challenge() -> None:
     form = yaml.safe_load((GITHUB / "ISSUE_TEMPLATE/challenge.yml").read_text())
     required = [part["id"] for part in form["body"] if part.get("validations", {}).get("required")]
     assert required == ["record", "rule", "evidence", "recomputation"]
+
+
+def test_git_ignores_no_evidence_and_no_page() -> None:
+    root = GITHUB.parent
+    if not (root / ".git").exists():
+        pytest.skip("not a git work tree")
+    names = ["evidence/runs/x.json", "evidence/demo/runs/x.json", "evidence/audits/x.json", "site/data/runs/x.json"]
+    result = subprocess.run(["git", "check-ignore", *names], cwd=root, capture_output=True, text=True)
+    assert result.stdout.splitlines() == []

@@ -32,7 +32,9 @@ class Judgement:
         """Returns findings, the rules they cite, changed numbers and the verdict."""
         subject = self.subject
         lines = [finding.line() for finding in self.findings]
-        cited = [rule for rule in RULES if rule in {finding.id for finding in self.findings}]
+        # What is unjudged points to the finding that says why.
+        broken = {finding.id for finding in self.findings if finding.severity != "unjudged"}
+        cited = [rule for rule in RULES if rule in broken]
         lines += [f"Rule {rule}: {RULES[rule].text}" for rule in cited]
         lines += [f"Changes {change.line()}" for change in self.changes]
         words = {EXIT_OK: "is accepted", EXIT_FAILED: "is refused", EXIT_USAGE: "cannot be judged"}
