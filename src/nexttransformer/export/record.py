@@ -4,7 +4,6 @@ Only `export_run` writes records. A record is a pure function of the run folder,
 and the submission file: no clock, no machine, no path.
 """
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,13 +11,10 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from nexttransformer import jsonio
 from nexttransformer.errors import AuditError, NextTransformerError
+from nexttransformer.export.submission_file import Link, ShortText, Supersedes, one_line
 from nexttransformer.training.strict_record import Count, Digest, Hex16, StrictPart, StrictRecord
 
 Division = Literal["formal", "demo"]
-# What a name, author or reason may hold: printable text of one line, no markup.
-_LINE = re.compile(r"[^\x00-\x1f\x7f<>\u2028\u2029]+")
-_URL = re.compile(r"https://[A-Za-z0-9.-]+(?:/[^\s<>\"']*)?")
-
 MAX_RECORD_BYTES = 100 * 1000
 DEMO_MARK = "DEMO"
 
@@ -27,20 +23,6 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _line(value: str) -> str:
-    if not _LINE.fullmatch(value) or value != value.strip():
-        raise ValueError("expected one line of text without control characters, < or > and outer spaces")
-    return value
-
-
-def _url(value: str) -> str:
-    if not _URL.fullmatch(value):
-        raise ValueError("expected an https address")
-    return value
-
-
-ShortText = Annotated[str, Field(min_length=1, max_length=120)]
-"""One line shown on pages."""
 CurvePoint = Annotated[tuple[Count, float], BeforeValidator(_as_tuple)]
 """(update, BPB)."""
 CorePoint = Annotated[tuple[Count, float | None, float | None], BeforeValidator(_as_tuple)]
@@ -162,47 +144,6 @@ class AuditOfRecord(StrictPart):
     warning_ids: list[str]
 
 
-class Supersedes(StrictPart):
-    """The record that this one replaces, by `record_digest`, and why."""
-
-    record_digest: Digest
-    reason: ShortText
-
-    _check_reason = field_validator("reason")(_line)
-
-
-class Link(StrictPart):
-    """A public page: paper, code, weights."""
-
-    title: ShortText
-    url: Annotated[str, Field(max_length=300)]
-
-    _check_title = field_validator("title")(_line)
-    _check_url = field_validator("url")(_url)
-
-
-class Submission(StrictRecord):
-    """The optional file of `--submission`: all that a record holds besides facts of the run."""
-
-    SCHEMA: ClassVar[str | None] = "nexttransformer.submission/1"
-
-    authors: list[ShortText] = Field(default=[], max_length=50)
-    licence: ShortText | None = None
-    citation: Annotated[str, Field(max_length=3000)] | None = None
-    links: list[Link] = Field(default=[], max_length=20)
-    supersedes: Supersedes | None = None
-
-    @field_validator("authors")
-    @classmethod
-    def _check_authors(cls, authors: list[str]) -> list[str]:
-        return [_line(author) for author in authors]
-
-    @field_validator("licence")
-    @classmethod
-    def _check_licence(cls, licence: str | None) -> str | None:
-        return licence if licence is None else _line(licence)
-
-
 class Record(StrictRecord):
     """`evidence/runs/<method>.json`."""
 
@@ -228,7 +169,7 @@ class Record(StrictRecord):
     citation: str | None
     links: list[Link]
 
-    _check_name = field_validator("display_name")(_line)
+    _check_name = field_validator("display_name")(one_line)
 
     @property
     def record_digest(self) -> str:

@@ -10,6 +10,7 @@ from nexttransformer.checking.budget_rules import find_track
 from nexttransformer.errors import AuditError
 from nexttransformer.evaluation.results import CoreScore, EvaluationRecord, SplitScore
 from nexttransformer.export import record as schema
+from nexttransformer.export.submission_file import Submission
 from nexttransformer.models.budget import reference_budget
 from nexttransformer.training.checkpoint_schema import ProtocolReference
 
@@ -22,7 +23,7 @@ def build_record(
     *,
     audit_digest: str,
     display_name: str,
-    submission: schema.Submission,
+    submission: Submission,
     package: dict[str, str],
 ) -> schema.Record:
     """Returns the record of an audited run.
@@ -49,7 +50,7 @@ def _build(
     audit: AuditRecord,
     audit_digest: str,
     display_name: str,
-    submission: schema.Submission,
+    submission: Submission,
     package: dict[str, str],
 ) -> schema.Record:
     run, marker = view.run.get(), view.newest.marker.get()

@@ -24,10 +24,11 @@ from nexttransformer.export.package import (
     replaced_folder,
     write_package,
 )
-from nexttransformer.export.record import Record, Submission, load_record
+from nexttransformer.export.record import Record, load_record
 from nexttransformer.export.record_facts import build_record
 from nexttransformer.export.reload_check import reload_in_fresh_process
 from nexttransformer.export.replacing import replacement_problem
+from nexttransformer.export.submission_file import Submission
 from nexttransformer.export.weights import model_with, probe
 from nexttransformer.site_config import load_site_config
 from nexttransformer.training.checkpoint_load import load_for_evaluation

@@ -9,7 +9,8 @@ from typing import Any
 
 from nexttransformer import jsonio
 from nexttransformer.audit.report import AuditRecord
-from nexttransformer.export.record import Record, Submission
+from nexttransformer.export.record import Record
+from nexttransformer.export.submission_file import Submission
 from nexttransformer.training.strict_record import StrictRecord
 
 FOLDER = Path(__file__).parent.parent / "schemas"
