@@ -21,7 +21,7 @@ CODES = {
 }
 
 
-def closed_form(shape: tuple[int, int], code: int, scale: float, layer: int) -> torch.Tensor:
+def closed_form(shape: tuple[int, ...], code: int, scale: float, layer: int) -> torch.Tensor:
     """Returns scale * (2 frac(43758.5453 sin(code + 20 layer + 12.9898 i + 78.233 j)) - 1), float32."""
     i, j = np.arange(shape[0])[:, None], np.arange(shape[1])[None, :]
     x = 43758.5453 * np.sin(code + 20 * layer + 12.9898 * i + 78.233 * j)

@@ -6,13 +6,15 @@ from the formulas. Training FLOPs = 6 x multiply-adds (2 forward, 4 backward), c
 
 from dataclasses import dataclass
 from functools import lru_cache
-
-import torch
+from typing import TYPE_CHECKING
 
 from nexttransformer.config import ModelConfig
 from nexttransformer.models.layers import Lookup
 from nexttransformer.models.parts import Part
 from nexttransformer.protocol import Protocol
+
+if TYPE_CHECKING:
+    from nexttransformer.models.decoder import Decoder
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,9 @@ class Budget:
     decode_state_bytes: int
 
 
-def measure(model: torch.nn.Module) -> Budget:
+def measure(model: "Decoder") -> Budget:
     """Counts a decoder (meta device suffices)."""
-    config: ModelConfig = model.config
-    num_tokens = config.context_tokens
+    num_tokens = model.config.context_tokens
     parts = [module for module in model.modules() if isinstance(module, Part)]
     lookup = sum(module.weight.numel() for module in parts if isinstance(module, Lookup))
     weights = [(module.token_macs(), sum(p.numel() for p in module.parameters(recurse=False))) for module in parts]

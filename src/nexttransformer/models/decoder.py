@@ -6,6 +6,7 @@ Parameter names are nanochat's and are an interface: published weights load stri
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import torch
 import torch.nn.functional as functional
@@ -88,7 +89,7 @@ class Decoder(Part):
     @property
     def blocks(self) -> list[Block]:
         """The layers in order."""
-        return list(self.transformer["h"])
+        return cast(list[Block], list(cast(nn.ModuleList, self.transformer["h"])))
 
     @property
     def is_update_dependent(self) -> bool:
@@ -99,8 +100,9 @@ class Decoder(Part):
     def set_step(self, update: int) -> None:
         """Tells step-dependent parts how many updates are completed; others ignore it."""
         for module in self.modules():
-            if module is not self and hasattr(module, "set_step"):
-                module.set_step(update)
+            tell = getattr(module, "set_step", None)
+            if module is not self and tell is not None:
+                tell(update)
 
     def parameter_specs(self) -> dict[str, ParameterSpec]:
         """Returns the declaration of every parameter by its public name, in the model's order.
@@ -186,7 +188,7 @@ class Decoder(Part):
         middle = self.config.num_layers // 2
         u_mid = None
         mixer_states = []
-        for layer, block in enumerate(self.transformer["h"]):
+        for layer, block in enumerate(self.blocks):
             if has_scalars:
                 streams = residual.scale(streams, self.resid_lambdas[layer], self.x0_lambdas[layer], x0_BTD)
             read = residual.read(streams, 2 * layer)

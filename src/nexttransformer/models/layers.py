@@ -153,8 +153,10 @@ class CausalConv(Part):
         weight_CJ = self.weight
         num_tokens = x_BTC.shape[1]
         # Accumulated in float32 and rounded once; four taps are cheaper fused than as a convolution call.
-        y = sum(padded[:, j : j + num_tokens].float() * weight_CJ[:, j] for j in range(self.taps))
-        return y.to(x_BTC.dtype)
+        y_BTC = padded[:, :num_tokens].float() * weight_CJ[:, 0]
+        for j in range(1, self.taps):
+            y_BTC = y_BTC + padded[:, j : j + num_tokens].float() * weight_CJ[:, j]
+        return y_BTC.to(x_BTC.dtype)
 
     def next_cache(self, x_BTC: Tensor, cache_BJC: Tensor | None) -> Tensor:
         """Returns the last J-1 inputs of the sequence so far, [B, J-1, C]."""

@@ -105,10 +105,14 @@ class Part(nn.Module):
         return 0.0
 
 
-class Options(BaseModel):
+class PartOptions(BaseModel):
     """Base of a part's options: strict, immutable; the class's fields are the accepted keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+# The name parts import; classes carry their own as the attribute `Options`.
+Options = PartOptions
 
 
 class MixerInput(NamedTuple):
@@ -140,7 +144,7 @@ class Mixer(Part):
     the document structure. Class attributes describe it; subclasses set `Options`.
     """
 
-    Options: type[Options] = Options
+    Options: type[PartOptions] = PartOptions
     uses_rope = False
     is_update_dependent = False
     # Names of the fused operations it may use on CUDA (folders of `ops/`).
@@ -220,7 +224,7 @@ class Residual(Part):
     Sublayer 2l is the mixer of layer l, 2l+1 its MLP.
     """
 
-    Options: type[Options] = Options
+    Options: type[PartOptions] = PartOptions
     is_update_dependent = False
     # Whether the skeleton creates lambda, mu and backout for this scheme.
     keeps_skeleton_scalars = True

@@ -20,7 +20,8 @@ def _angles(sizes: Sizes, like: Tensor) -> tuple[Tensor, Tensor]:
     half = sizes.key_dim // 2
     frequency = _ROPE_BASE ** (-torch.arange(half, dtype=torch.float64) / half)
     angle = torch.outer(torch.arange(like.shape[1], dtype=torch.float64), frequency)
-    return tuple(x.to(torch.bfloat16).to(like.device, like.dtype) for x in (angle.cos(), angle.sin()))
+    cos, sin = (x.to(torch.bfloat16).to(like.device, like.dtype) for x in (angle.cos(), angle.sin()))
+    return cos, sin
 
 
 def rotary_heads_probe() -> Probe:

@@ -37,13 +37,13 @@ def attention_fused(
     q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BSHK, v_BSHV))
     num_queries, num_keys = q.shape[2], k.shape[2]
     is_full = window is None or window >= num_keys - 1
-    is_planned = plan is not None and num_queries == num_keys == plan.num_tokens
-    if is_planned and plan.backend == "flex" and torch.compiler.is_compiling():
+    planned = plan if plan is not None and num_queries == num_keys == plan.num_tokens else None
+    if planned is not None and planned.backend == "flex" and torch.compiler.is_compiling():
         # Outside a compiled graph flex_attention would materialize the scores.
-        o = flex_attention(q, k, v, block_mask=plan.block_mask)
+        o = flex_attention(q, k, v, block_mask=planned.block_mask)
     elif is_full and num_queries == num_keys:
         # cuDNN builds a plan for every new shape, so the odd lengths of evaluation take flash.
-        backend = plan.backend if is_planned and plan.backend in _BACKENDS else "flash"
+        backend = planned.backend if planned is not None and planned.backend in _BACKENDS else "flash"
         with sdpa_kernel(_BACKENDS[backend]):
             o = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     elif is_full and num_queries == 1:

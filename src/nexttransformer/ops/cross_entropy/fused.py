@@ -49,7 +49,7 @@ def _forward(
     logits_NV = h_ND @ weight_VD.t()
     nats_N = torch.empty(h_ND.shape[0], dtype=torch.float32, device=h_ND.device)
     num_columns = weight_VD.shape[0]
-    _softcap_kernel[(h_ND.shape[0],)](
+    _softcap_kernel[(h_ND.shape[0],)](  # pyright: ignore[reportIndexIssue]
         logits_NV,
         targets_N,
         nats_N,

@@ -72,7 +72,7 @@ def product(a: Tensor, b: Tensor, num_columns: int, aux: Tensor | None, tile: Ti
     half = tile.columns // 2
     b_block = [tile.depth, tile.columns] if is_backward else [tile.columns, tile.depth]
     c_desc = TensorDescriptor.from_tensor(c, [tile.rows, half])
-    _product_kernel[(num_programs,)](
+    _product_kernel[(num_programs,)](  # pyright: ignore[reportIndexIssue]
         TensorDescriptor.from_tensor(a, [tile.rows, tile.depth]),
         TensorDescriptor.from_tensor(b, b_block),
         c_desc,

@@ -153,7 +153,7 @@ def _forward(
     head_dim = width3 // (3 * num_heads)
     q, k, v = (qkv.new_empty(batch, num_tokens, num_heads, head_dim) for _ in range(3))
     num_pairs = batch * num_tokens * num_heads
-    _forward_kernel[_grid(num_pairs)](
+    _forward_kernel[_grid(num_pairs)](  # pyright: ignore[reportIndexIssue]
         qkv,
         cos,
         sin,
@@ -200,9 +200,9 @@ def _backward(
     num_pairs = batch * num_tokens * num_heads
     dqkv = torch.empty_like(qkv)
     has_row = row is not None
-    drow = torch.empty_like(row) if has_row else qkv.new_empty(0)
-    dfactor = torch.empty_like(factor) if has_row else qkv.new_empty(0, dtype=torch.float32)
-    _backward_kernel[_grid(num_pairs)](
+    drow = torch.empty_like(row) if row is not None else qkv.new_empty(0)
+    dfactor = torch.empty_like(factor) if factor is not None else qkv.new_empty(0, dtype=torch.float32)
+    _backward_kernel[_grid(num_pairs)](  # pyright: ignore[reportIndexIssue]
         qkv,
         cos,
         sin,
