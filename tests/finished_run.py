@@ -19,8 +19,10 @@ def freeze_package(files: dict[str, str], patch: pytest.MonkeyPatch) -> None:
     """Makes this process believe that the package's files are these, whatever is edited meanwhile."""
     from nexttransformer import provenance
 
+    real = provenance.package_files
+
     def package_files(package: Path = provenance.PACKAGE) -> dict[str, str]:
-        return files
+        return files if package == provenance.PACKAGE else real(package)
 
     patch.setattr(provenance, "package_files", package_files)
 
