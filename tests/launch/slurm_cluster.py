@@ -109,12 +109,12 @@ class SlurmCluster:
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
-                logs = "\n".join(f"{path.name}:\n{path.read_text()[-1500:]}" for path in self.folder.glob("*.log"))
+                logs = "\n".join(f"{path.name}:\n{path.read_text()[-600:]}" for path in self.folder.glob("*.log"))
                 raise AssertionError(f"not within {seconds:.0f} s: {what}\n{logs}")
             time.sleep(0.3)
 
     def task_processes(self, job_id: str, node: int) -> list[int]:
-        """Returns the process ids of a job's step 0 on a node (not of the batch shell), children last."""
+        """Returns the process ids of a job's step 0 on a node (not of the batch shell)."""
         wanted = {f"SLURM_JOB_ID={job_id}", f"SLURMD_NODENAME=n{node}", "SLURM_STEP_ID=0"}
         wanted.add(f"SLURM_CONF={self.folder}/slurm.conf")
         found = []

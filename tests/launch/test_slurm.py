@@ -142,20 +142,29 @@ def test_limit_kill_warning_and_other_numbers_of_nodes(login: Login, prepared_si
 
     trainer = "--config configs/baseline/dense_full.json --output runs/changing --protocol test-v1 --micro-batch 1"
     trainer += " --eval none"
-    # 1. Two nodes. The time limit is so near that the warning comes while the trainer is still starting.
-    job = login.submit("--gpus-per-node=1 --time=1 --signal=B:USR1@60", trainer)
+    # 1. Two nodes. The time limit is so near that the warning comes at once, though Slurm looks at limits only every
+    # half minute; the launchers are held until then, so that it finds the trainer still starting.
+    job = login.submit("--gpus-per-node=1 --time=2 --signal=B:USR1@120", trainer)
+    login.cluster.until(lambda: all(login.cluster.task_processes(job, node) for node in (0, 1)), SECONDS, "launchers")
+    held = [process for node in (0, 1) for process in login.cluster.task_processes(job, node)]
+    for process in held:
+        os.kill(process, signal.SIGSTOP)
+    login.cluster.until(lambda: any("got SIGUSR1" in line for line in login.output(job)), 90, "a warning")
+    for process in held:
+        os.kill(process, signal.SIGCONT)
     login.cluster.until(lambda: login.cluster.job(job)["Restarts"] == "1", SECONDS, "queued again after the warning")
     login.cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=60")
     first = state(run)["update"]
-    assert any("got SIGUSR1" in line for line in login.output(job))
     assert (
         f"stopped and saved at update {first} (checkpoint_{first:08d}). Slurm is asked to queue the job again"
         in "\n".join(login.output(job))
     )
-    # 2. Still two nodes, the same job; then all of node n1's task is killed.
+    # 2. Still two nodes, the same job; then the trainer of n1's task is killed.
     login.until_start(job, 2)
     login.until_update(run, 6)
-    os.kill(login.cluster.task_processes(job, node=1)[-1], signal.SIGKILL)
+    on_n1 = login.cluster.task_processes(job, node=1)
+    (trained,) = [each for each in on_n1 if b"nexttransformer.train\0" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    os.kill(trained, signal.SIGKILL)
     login.cluster.until(lambda: login.cluster.job(job)["Restarts"] == "2", 60, "queued again after the kill")
     lines = login.output(job)
     assert any("rank 1 of 2 on" in line and line.endswith("ended by SIGKILL.") for line in lines)
@@ -165,7 +174,7 @@ def test_limit_kill_warning_and_other_numbers_of_nodes(login: Login, prepared_si
     # 3. One node without GPUs, and a job that may not be queued again: warned, it saves and says so.
     before = state(run)["update"]
     job = login.submit("--nodes=1 --gpus-per-node=0 --no-requeue", trainer, GPUS_PER_NODE="1")
-    login.until_update(run, before + 2)
+    login.until_update(run, before + 1)
     assert login.cluster.run("scancel", "--batch", "--signal=USR1", job).returncode == 0
     ended = login.cluster.wait(job, SECONDS)
     assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "1:0")
