@@ -17,6 +17,7 @@ def main(argv: list[str] | None = None) -> int:
     # Imported here: the help should not wait for torch.
     from nexttransformer.audit.reference import make_reference
     from nexttransformer.audit.report import audit_run, report_lines
+    from nexttransformer.audit.waivers import committed_waivers
     from nexttransformer.data.manifest import check_protocol, load_manifest
 
     if not METHOD_ID.fullmatch(arguments.method):
@@ -28,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         check_protocol(load_manifest(arguments.data), reference.protocol, folder=arguments.data)
     output = arguments.output or default_output(arguments.method, reference.division)
     _check_output(output, arguments.run)
-    record = audit_run(arguments.run, arguments.method, reference)
+    record = audit_run(arguments.run, arguments.method, reference, committed_waivers(arguments.run))
     for line in report_lines(record):
         print(line)
     try:

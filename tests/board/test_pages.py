@@ -161,9 +161,17 @@ def test_waivers_and_replacements_are_shown(tmp_path: Path):
         "reviewer": "R",
         "issue": "1",
     }
-    (tmp_path / "waivers.json").write_text(json.dumps([waiver]))
+    (tmp_path / "waivers.json").write_text(json.dumps({"schema": "nexttransformer.waivers/1", "waivers": [waiver]}))
     text = Links(render_site(tmp_path)["en/methods/mhc.html"]).text
     assert "Waived P5: new torch (R)" in text and "wrong name" in text
+    (tmp_path / "waivers.json").write_text(
+        json.dumps({"schema": "nexttransformer.waivers/1", "waivers": [{**waiver, "check": "K1"}]})
+    )
+    with pytest.raises(AuditError, match="K1 is never waived"):
+        render_site(tmp_path)
+    (tmp_path / "waivers.json").write_text(json.dumps([waiver]))
+    with pytest.raises(AuditError, match="expected a JSON object"):
+        render_site(tmp_path)
 
 
 def test_command_writes_checks_and_cleans(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

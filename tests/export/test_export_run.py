@@ -168,6 +168,17 @@ def test_k3_an_audit_that_does_not_fit(exported: ExportedRun, tmp_path: Path, ke
     assert [finding.where for finding in findings] == [f"audit file {key}"]
 
 
+def test_k3_what_may_never_be_waived(exported: ExportedRun, tmp_path: Path) -> None:
+    audit = json.loads(exported.audit.read_text())
+    finding = {"id": "C2", "severity": "error", "message": "m", "where": "w", "expected": None, "got": None}
+    path = tmp_path / f"{METHOD}.json"
+    path.write_text(
+        json.dumps({**audit, "checks": {**audit["checks"], "C2": "waived"}, "findings": [*audit["findings"], finding]})
+    )
+    findings = refused(exported.request(tmp_path / "out", audit=path), {"K3"})
+    assert [finding.where for finding in findings] == ["audit file findings"]
+
+
 def test_k3_a_refused_run_is_refused_here_too(copied: ExportedRun, tmp_path: Path) -> None:
     (copied.run / "evaluations/val_curve_00000005.json").unlink()
     audit = tmp_path / f"{METHOD}.json"

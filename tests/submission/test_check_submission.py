@@ -317,6 +317,14 @@ def test_waivers_are_those_of_the_merge_base(repository: Repository) -> None:
     assert judged(repository).findings == []
 
 
+def test_damaged_waivers_of_the_merge_base(repository: Repository) -> None:
+    repository.commit({"evidence/waivers.json": b"[]\n"})
+    repository.branch(valid_files())
+    judgement = judged(repository)
+    assert ("K3", "unjudged") in found(judgement) and judgement.exit_code == 2
+    assert "evidence/waivers.json" in {finding.where for finding in judgement.findings}
+
+
 def test_what_may_never_be_waived(repository: Repository) -> None:
     waiver = {"run_digest": make_audit()["run_digest"], "check": "K1", "reason": "r", "reviewer": "a", "issue": "1"}
     repository.commit(

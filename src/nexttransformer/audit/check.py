@@ -36,11 +36,12 @@ class Finding:
     expected: str | None = None
     got: str | None = None
 
-    def line(self) -> str:
+    def line(self, *, is_waived: bool = False) -> str:
         """Returns the line that is printed."""
         values = [f"{name} {value}" for name, value in (("expected", self.expected), ("got", self.got)) if value]
         place = f"{self.where}: {', '.join(values)}" if values else self.where
-        return f"{self.id} {self.severity}: {self.message} {place}."
+        severity = f"{self.severity} (waived)" if is_waived else self.severity
+        return f"{self.id} {severity}: {self.message} {place}."
 
 
 class Needs(Exception):

@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,10 @@ from nexttransformer.config import configs_folder
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _GIT_SECONDS = 60
+# Variables that would lead git to the objects of another repository.
+_GIT_REDIRECTIONS = frozenset(
+    "GIT_DIR GIT_WORK_TREE GIT_COMMON_DIR GIT_OBJECT_DIRECTORY GIT_ALTERNATE_OBJECT_DIRECTORIES GIT_NAMESPACE".split()
+)
 # Import names of the declared dependencies that model code may use (a test compares them with pyproject.toml).
 DECLARED_IMPORTS = frozenset("nexttransformer torch numpy pydantic safetensors fla einops triton".split())
 
@@ -85,7 +90,7 @@ class CommitCode:
         return self._show(commit, f"configs/{family}/{method}.json")
 
     def _show(self, commit: str | None, path: str) -> bytes | None:
-        return _git(self._root(commit), "cat-file", "blob", f"{commit}:{path}")
+        return git_output(self._root(commit), "cat-file", "blob", f"{commit}:{path}")
 
     def _root(self, commit: str | None) -> Path:
         """Returns the repository.
@@ -97,7 +102,7 @@ class CommitCode:
             raise Needs("Needs the recorded commit, and none is recorded; see P3.", "run.json code.commit")
         if self.root is None:
             raise Needs("Needs the repository: run the audit in a git clone of the project.", "run.json code.commit")
-        if _git(self.root, "cat-file", "-e", f"{commit}^{{commit}}") is None:
+        if git_output(self.root, "cat-file", "-e", f"{commit}^{{commit}}") is None:
             message = f"Needs commit {commit}, which this clone does not have. Fetch it, then audit again."
             raise Needs(message, "run.json code.commit")
         return self.root
@@ -122,7 +127,7 @@ def imports_outside(source: bytes) -> tuple[str, ...]:
 @lru_cache(maxsize=8)
 def _hashes(root: Path, commit: str, prefix: str) -> tuple[tuple[str, str], ...]:
     """Returns (path, SHA-256) of all files below a folder at a commit, by the rules of `provenance.package_files`."""
-    listing = _git(root, "ls-tree", "-r", "-z", "--full-tree", commit, "--", prefix) or b""
+    listing = git_output(root, "ls-tree", "-r", "-z", "--full-tree", commit, "--", prefix) or b""
     blobs = {}
     for line in listing.split(b"\0")[:-1]:
         facts, _, path = line.partition(b"\t")
@@ -130,7 +135,7 @@ def _hashes(root: Path, commit: str, prefix: str) -> tuple[tuple[str, str], ...]
         is_skipped = parts[0] == "configs" or any(part.startswith(".") or part == "__pycache__" for part in parts)
         if not is_skipped and not parts[-1].endswith(".pyc"):
             blobs[path.decode("utf-8")] = facts.split()[2]
-    content = _git(root, "cat-file", "--batch", given=b"\n".join(blobs.values())) or b""
+    content = git_output(root, "cat-file", "--batch", given=b"\n".join(blobs.values())) or b""
     result, position = [], 0
     for path in blobs:
         end = content.index(b"\n", position)
@@ -141,11 +146,14 @@ def _hashes(root: Path, commit: str, prefix: str) -> tuple[tuple[str, str], ...]
     return tuple(sorted(result))
 
 
-def _git(root: Path, *arguments: str, given: bytes | None = None) -> bytes | None:
-    """Returns git's output, None if it refuses."""
-    command = ["git", "-c", "core.quotePath=false", "-C", str(root), *arguments]
+def git_output(root: Path, *arguments: str, given: bytes | None = None) -> bytes | None:
+    """Returns git's output in that folder's own repository, None if it refuses."""
+    environment = {key: value for key, value in os.environ.items() if key not in _GIT_REDIRECTIONS}
+    command = ["git", "--no-replace-objects", "-c", "core.quotePath=false", "-C", str(root), *arguments]
     try:
-        result = subprocess.run(command, capture_output=True, input=given, timeout=_GIT_SECONDS, check=False)
+        result = subprocess.run(
+            command, capture_output=True, input=given, timeout=_GIT_SECONDS, check=False, env=environment
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout if result.returncode == 0 else None

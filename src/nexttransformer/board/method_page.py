@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from nexttransformer.audit.waivers import Waiver
 from nexttransformer.board.rank import REFERENCE_METHOD, Ranked
 from nexttransformer.board.records import FORMAL, Record
 from nexttransformer.board.tables import rank_text
 from nexttransformer.export.record import AttemptOfRecord
 from nexttransformer.reporting import formats
-from nexttransformer.reporting.tolerant import dig
 
 _START_FRACTION, _LONG_UPDATES = 0.03, 500
 
@@ -130,15 +130,14 @@ def digest_rows(record: Record) -> list[tuple[str, str]]:
     return [*sorted(digests.items()), *((f"package/{name}", value) for name, value in sorted(package.items()))]
 
 
-def audit_facts(record: Record, waivers: list[dict[str, Any]], words: dict[str, str]) -> list[str]:
+def audit_facts(record: Record, waivers: list[Waiver], words: dict[str, str]) -> list[str]:
     """Returns one line each: warnings, waivers, what the record replaces."""
     audit = record.facts.audit
     text = words["warnings"].format(number=audit.num_warnings, ids=", ".join(audit.warning_ids))
     lines = [text if audit.num_warnings else words["no_warnings"]]
     for waiver in waivers:
-        if dig(waiver, "run_digest", str) == record.facts.digests.run:
-            texts = {key: dig(waiver, key, str) or "?" for key in ("check", "reason", "reviewer")}
-            lines.append(words["waived"].format(**texts))
+        if waiver.run_digest == record.facts.digests.run:
+            lines.append(words["waived"].format_map(waiver.model_dump()))
     if record.facts.supersedes is not None:
         lines.append(words["supersedes"].format(reason=record.facts.supersedes.reason))
     return lines

@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from nexttransformer import jsonio
+from nexttransformer.audit import reader
+from nexttransformer.audit.rules import NEVER_WAIVED
+from nexttransformer.audit.waivers import Waiver, parse_waivers
 from nexttransformer.errors import AuditError, NextTransformerError, join_problems
 from nexttransformer.export.record import AttemptOfRecord, CoreTaskOfRecord
 from nexttransformer.export.record import Record as RecordFile
@@ -112,7 +115,7 @@ class Evidence:
     """All that the pages are made of. `beta_bpb`: BPB gained per doubling of compute, None until measured."""
 
     records: dict[str, list[Record]]
-    waivers: list[dict[str, Any]]
+    waivers: list[Waiver]
     beta_bpb: float | None
 
 
@@ -181,18 +184,18 @@ def _mismatches(facts: RecordFile, path: Path, division: str, audit: Any, audit_
     return problems
 
 
-def _read_waivers(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+def _read_waivers(path: Path, problems: list[str]) -> list[Waiver]:
     if not path.is_file():
         return []
     try:
-        value = jsonio.read_json(path, AuditError)
-    except NextTransformerError as error:
-        problems.append(str(error))
+        waivers = parse_waivers(reader.read_bytes(path))
+    except reader.Malformed as problem:
+        problems.append(f"{path}: {problem}")
         return []
-    entries = value if isinstance(value, list) else dig(value, "waivers", list)
-    if entries is None:
-        problems.append(f"{path}: expected a list of waivers.")
-    return [item for item in entries or [] if isinstance(item, dict)]
+    for number, waiver in enumerate(waivers):
+        if waiver.check in NEVER_WAIVED:
+            problems.append(f"{path}: waivers.{number}.check: {waiver.check} is never waived. Remove the entry.")
+    return waivers
 
 
 def _read_beta(path: Path, problems: list[str]) -> float | None:

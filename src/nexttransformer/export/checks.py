@@ -8,7 +8,7 @@ from nexttransformer import __version__
 from nexttransformer.audit.check import Finding, check, differs, error, registered, run_check, sort_findings
 from nexttransformer.audit.private_text import find_private, private_kinds
 from nexttransformer.audit.report import AuditRecord
-from nexttransformer.audit.rules import EXPORT
+from nexttransformer.audit.rules import EXPORT, NEVER_WAIVED
 from nexttransformer.audit.run_view import RunView
 from nexttransformer.config import method_files
 from nexttransformer.export.package import CARD_FILE
@@ -83,7 +83,7 @@ def check_audit(claim: Claim) -> Iterator[Finding]:
     if audit.verdict != "pass":
         yield error("The audit does not pass.", f"{AUDIT_WHERE} verdict", expected="pass", got=audit.verdict)
     refusing = {found.id for found in audit.findings if found.severity != "warning"}
-    contradicting = sorted(rule for rule in refusing if audit.checks.get(rule) != "waived")
+    contradicting = sorted(rule for rule in refusing if rule in NEVER_WAIVED or audit.checks.get(rule) != "waived")
     if audit.verdict == "pass" and contradicting:
         yield error("The audit passes with findings that refuse.", f"{AUDIT_WHERE} findings", got=contradicting)
     run, marker, events = view.run.get(), view.newest.marker.get(), view.events.get()

@@ -12,7 +12,6 @@ from nexttransformer.export.checks import private_findings
 from nexttransformer.export.record import MAX_RECORD_BYTES, Record
 from nexttransformer.protocol import Protocol
 from nexttransformer.submission.subject import EVIDENCE, Subject
-from nexttransformer.submission.waivers import load_waivers
 
 MAX_AUDIT_BYTES = 200 * 1000
 
@@ -144,7 +143,7 @@ def _outcome_findings(subject: Subject, audit: AuditRecord) -> Iterator[Finding]
         yield error("Findings of unknown checks.", f"{subject.audit_path} findings", got=unknown)
         return
     waived = {rule for rule, status in audit.checks.items() if status == "waived"}
-    granted = {waiver.check for waiver in load_waivers(subject) if waiver.run_digest == audit.run_digest}
+    granted = {waiver.check for waiver in subject.waivers if waiver.run_digest == audit.run_digest}
     for rule in sorted(waived):
         if rule in NEVER_WAIVED or rule not in granted:
             yield error(

@@ -8,8 +8,10 @@ from typing import TypeVar
 
 from nexttransformer.audit import reader
 from nexttransformer.audit.cell import Cell
+from nexttransformer.audit.check import Needs
 from nexttransformer.audit.reference import DEMO_PROTOCOLS
 from nexttransformer.audit.report import AuditRecord
+from nexttransformer.audit.waivers import WAIVERS_PATH, Waiver, parse_waivers
 from nexttransformer.errors import ConfigError
 from nexttransformer.export.record import Division, Record
 from nexttransformer.protocol import FORMAL_V1, PROTOCOLS, Protocol
@@ -150,10 +152,14 @@ class Subject:
                     found.append((path, record))
         return found
 
-    def json_at_base(self, path: str) -> object:
-        """Returns the parsed content of a file of the merge base, None if there is none; Malformed if it is bad."""
-        entry = self.before.get(path)
-        return None if entry is None else reader.parse_json(self._content(entry))
+    @cached_property
+    def waivers(self) -> list[Waiver]:
+        """What maintainers waived, by the merge base's copy alone; Needs if that file is damaged."""
+        entry = self.before.get(WAIVERS_PATH)
+        try:
+            return [] if entry is None else parse_waivers(self._content(entry))
+        except reader.Malformed as problem:
+            raise Needs(f"Needs the merge base's waivers, and the file is damaged: {problem}", WAIVERS_PATH) from None
 
     def _read(self, tree: dict[str, Entry], path: str, schema: type[SchemaType]) -> EvidenceFile:
         if path not in tree:
