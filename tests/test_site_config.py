@@ -98,6 +98,23 @@ def test_path_problems(tmp_path: Path) -> None:
     assert [line.split("'")[1] for line in lines] == ["tokenizer", "core_bundle", "data_root"]
 
 
+def test_paths_the_system_refuses_are_problems(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    path = write(tmp_path, data_root="loop/x", tokenizer="x" * 300, core_bundle="y" * 5000, scratch_root="z" * 300)
+    lines = site_config.path_problems(site_config.load_site_config(path), "site.json")
+    assert [line.split("'")[1] for line in lines] == ["tokenizer", "core_bundle", "data_root", "scratch_root"]
+    assert "leads nowhere" in lines[2] and all("File name too long" in lines[index] for index in (0, 1, 3))
+    assert max(map(len, lines)) < 250
+
+
+def test_paths_that_are_none_come_together(tmp_path: Path) -> None:
+    path = write(tmp_path, data_root="a\0b", cache_root="~no_such_user_7/x")
+    with pytest.raises(ConfigError) as caught:
+        site_config.load_site_config(path)
+    first, second = str(caught.value).splitlines()
+    assert "'data_root': holds a zero character" in first and "'cache_root': ~no_such_user_7 is no user" in second
+
+
 def test_shell_exports_survive_hostile_paths(tmp_path: Path) -> None:
     folder = tmp_path / 'it\'s a "$(touch x)" folder'
     folder.mkdir()

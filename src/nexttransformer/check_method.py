@@ -46,7 +46,11 @@ def main(argv: list[str] | None = None) -> int:
     else:
         print(f"\n{protocol.id}\n{text_table(reports)}\n")
     if arguments.json is not None:
-        jsonio.write_json_atomic(arguments.json, to_json(reports, protocol))
+        try:
+            jsonio.write_json_atomic(arguments.json, to_json(reports, protocol))
+        except OSError as problem:
+            reason = f"cannot be written: {problem.strerror}. Choose another file."
+            raise ConfigError(f"--json {str(arguments.json)[:200]}: {reason}") from None
         print(f"Written: {arguments.json}", file=stream)
     num_refused = sum(not report.is_passed for report in reports)
     total = time.monotonic() - start
@@ -73,6 +77,8 @@ def _load(arguments: argparse.Namespace) -> list[MethodConfig]:
         problems.append("check_method: name method files or use --all, not both. Example: configs/linear/gdn.json.")
     if arguments.json is not None and not arguments.json.parent.is_dir():
         problems.append(f"--json {arguments.json}: no folder {arguments.json.parent}. Make it first.")
+    elif arguments.json is not None and arguments.json.is_dir():
+        problems.append(f"--json {arguments.json}: is a folder. Name a file.")
     methods = []
     for path in method_files().values() if arguments.all else arguments.configs:
         try:

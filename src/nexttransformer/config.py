@@ -17,7 +17,7 @@ from nexttransformer.registry import load_part, part_names
 
 METHOD_SCHEMA = "nexttransformer.method/1"
 MODEL_SCHEMA = "nexttransformer.model_config/1"
-_FRACTION_OF_CONTEXT = re.compile(r"T/([1-9][0-9]*)")
+_FRACTION_OF_CONTEXT = re.compile(r"T/([1-9][0-9]{0,8})")
 
 
 class _Strict(BaseModel):
@@ -32,7 +32,8 @@ class ScheduleConfig(_Strict):
 
     pattern: str = Field(min_length=1)
     last: str | None = Field(default=None, min_length=1, max_length=1)
-    depth_offset: int = 0
+    # Far beyond any budget: a mistyped depth is refused before its layers fill the memory.
+    depth_offset: int = Field(default=0, le=1000)
 
 
 class MlpConfig(_Strict):

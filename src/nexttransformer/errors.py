@@ -1,12 +1,27 @@
 """Errors a user can cause, and the one place that turns them into a line and an exit code."""
 
 import difflib
+import errno
 import sys
 from collections.abc import Callable, Iterable
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+# What a path that the user named, or the disk under it, can do to any command. Other system errors are ours.
+_PATH_ERRORS = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ENOSPC,
+        errno.EDQUOT,
+    }
+)
 
 
 class NextTransformerError(Exception):
@@ -55,11 +70,19 @@ def join_problems(problems: list[str]) -> str:
     return "\n".join(problems)
 
 
+def path_problem(error: OSError) -> str:
+    """Returns the line about a path that the system refused; a very long path is shown by its start and end."""
+    name = str(error.filename)
+    shown = name if len(name) <= 200 else f"{name[:100]}...{name[-40:]}"
+    return f"{shown}: cannot be used: {error.strerror}. Choose another path, or correct its permissions or disk."
+
+
 def run_command(main: Callable[[list[str] | None], int], argv: list[str] | None = None) -> None:
     """Runs a command's `main` and exits the process with its code.
 
-    User errors end in their own text on stderr and exit code 2, failed runs in exit code 1,
-    Ctrl-C in 130. Anything else is our bug and keeps its traceback.
+    User errors end in their own text on stderr and exit code 2, as do paths that the system refuses (no
+    permission, too long, a full disk); failed runs in exit code 1, Ctrl-C in 130. Anything else is our bug
+    and keeps its traceback.
     """
     try:
         code = main(argv)
@@ -68,6 +91,11 @@ def run_command(main: Callable[[list[str] | None], int], argv: list[str] | None 
         code = EXIT_FAILED
     except NextTransformerError as error:
         print(error, file=sys.stderr, flush=True)
+        code = EXIT_USAGE
+    except OSError as error:
+        if error.filename is None or error.errno not in _PATH_ERRORS:
+            raise
+        print(path_problem(error), file=sys.stderr, flush=True)
         code = EXIT_USAGE
     except KeyboardInterrupt:
         print("Interrupted. Repeat the same command to continue.", file=sys.stderr, flush=True)

@@ -2,12 +2,16 @@
 
 import hashlib
 import json
+import math
 import os
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from nexttransformer.errors import ConfigError, NextTransformerError
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def canonical_bytes(value: Any) -> bytes:
@@ -74,7 +78,7 @@ def write_json_atomic(path: Path, value: Any) -> None:
 
 
 def parse_json(content: bytes, where: str, error: type[NextTransformerError] = ConfigError) -> Any:
-    """Parses JSON, refusing bad UTF-8, duplicate keys, NaN and Infinity.
+    """Parses JSON, refusing bad UTF-8, duplicate keys, NaN, Infinity, numbers beyond a float and half characters.
 
     Args:
         content: raw bytes.
@@ -85,6 +89,12 @@ def parse_json(content: bytes, where: str, error: type[NextTransformerError] = C
     def reject_constant(name: str) -> Any:
         raise ValueError(f"{name} is not JSON")
 
+    def finite(text: str) -> float:
+        number = float(text)
+        if math.isinf(number):
+            raise ValueError(f"the number {text[:40]} is too large")
+        return number
+
     def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         value = dict(pairs)
         if len(value) != len(pairs):
@@ -93,7 +103,19 @@ def parse_json(content: bytes, where: str, error: type[NextTransformerError] = C
         return value
 
     try:
-        return json.loads(content.decode("utf-8"), parse_constant=reject_constant, object_pairs_hook=reject_duplicates)
+        value = json.loads(
+            content.decode("utf-8"),
+            parse_constant=reject_constant,
+            parse_float=finite,
+            object_pairs_hook=reject_duplicates,
+        )
+        if _SURROGATE.search(content):
+            canonical_bytes(value)  # an escaped half of a character, such as "\\ud800" alone, is no text
+        return value
+    except UnicodeEncodeError:
+        raise error(
+            f"{where}: not valid JSON: a \\ud... escape without its other half. Write the character out."
+        ) from None
     except (ValueError, RecursionError) as problem:
         raise error(f"{where}: not valid JSON: {problem}.") from None
 

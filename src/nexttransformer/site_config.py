@@ -120,18 +120,31 @@ def load_site_config(path: Path | None = None) -> SiteConfig:
 def path_problems(site: SiteConfig, where: str) -> list[str]:
     """Returns one line for each path of a site that cannot be what its key says."""
     problems = []
-    if site.tokenizer is not None and not site.tokenizer.is_file():
-        problems.append(f"{where}: 'tokenizer': {site.tokenizer} is not a file. Correct the path or set it to null.")
-    if site.core_bundle is not None and not site.core_bundle.exists():
-        problems.append(f"{where}: 'core_bundle': {site.core_bundle} is not there. Correct it or set it to null.")
-    for key in ("data_root", "cache_root", "scratch_root"):
-        folder: Path = getattr(site, key)
-        nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
-        if not nearest.is_dir():
-            problems.append(f"{where}: '{key}': {nearest} is a file, expected a folder. Choose another path.")
-        elif folder != nearest and not os.access(nearest, os.W_OK):
-            problems.append(f"{where}: '{key}': {folder} does not exist and {nearest} is not writable. Choose another.")
+    for key in (*_OPTIONAL_PATHS, "data_root", "cache_root", "scratch_root"):
+        path: Path | None = getattr(site, key)
+        try:
+            problem = _path_problem(key, path) if path is not None else None
+        except OSError as error:
+            problem = f"cannot be used: {error.strerror} ({str(path)[:80]}). Choose another path."
+        if problem:
+            problems.append(f"{where}: '{key}': {problem}")
     return problems
+
+
+def _path_problem(key: str, path: Path) -> str | None:
+    """Returns what is wrong with one path; OSError where the system refuses it (too long, no permission)."""
+    if key == "tokenizer":
+        return None if path.is_file() else f"{path} is not a file. Correct the path or set it to null."
+    if key == "core_bundle":
+        return None if path.exists() else f"{path} is not there. Correct it or set it to null."
+    nearest = next(parent for parent in (path, *path.parents) if parent.exists() or parent.is_symlink())
+    if nearest.is_symlink() and not nearest.exists():
+        return f"{nearest} is a link that leads nowhere. Correct the link or choose another path."
+    if not nearest.is_dir():
+        return f"{nearest} is a file, expected a folder. Choose another path."
+    if path != nearest and not os.access(nearest, os.W_OK):
+        return f"{path} does not exist and {nearest} is not writable. Choose another."
+    return None
 
 
 def environment(site: SiteConfig, file: Path) -> dict[str, str]:
@@ -155,7 +168,15 @@ def _resolve(value: Any, key: str, file: Path, problems: list[str]) -> Path | No
     names = {first or second for first, second in _VARIABLE.findall(value)}
     unset = sorted(name for name in names if not os.environ.get(name))
     problems += [f"{file}: '{key}': ${name} is not set. Export it or write the path out." for name in unset]
-    return file.parent / Path(os.path.expandvars(value)).expanduser()
+    if "\0" in value:
+        problems.append(f"{file}: '{key}': holds a zero character, expected a path. Remove it.")
+        return file.parent
+    try:
+        return file.parent / Path(os.path.expandvars(value)).expanduser()
+    except RuntimeError:
+        user = Path(value).parts[0]
+        problems.append(f"{file}: '{key}': {user} is no user with a home folder here. Write the path out.")
+        return file.parent
 
 
 def _about_problems(about: Any, where: str) -> list[str]:

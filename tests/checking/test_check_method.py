@@ -38,6 +38,7 @@ def test_markdown_prints_the_table_alone(capsys):
         (["--all", "configs/linear/gdn.json"], "name method files or use --all, not both"),
         (["configs/linear/gdm.json"], "no such method configuration. Did you mean '"),
         ([str(ROOT / "configs/linear/gdn.json"), "--json", "/nowhere/x.json"], "no folder /nowhere"),
+        ([str(ROOT / "configs/linear/gdn.json"), "--json", str(ROOT)], "is a folder. Name a file."),
     ],
 )
 def test_usage_errors(words, text):
@@ -57,6 +58,21 @@ def test_all_problems_of_all_files_come_together(tmp_path):
     with pytest.raises(ConfigError) as error:
         check_method.main([str(tmp_path / "a.json"), str(tmp_path / "b.json")])
     assert "unknown mixer 'gdm'" in str(error.value) and "unknown key 'widht'" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"schedule": {"pattern": "F", "depth_offset": 10**9}}, "less than or equal to 1000"),
+        ({"mixers": {"F": {"type": "attention", "window": 10**30}}}, "less than or equal to 2147483647"),
+        ({"mixers": {"F": {"type": "attention", "window": "T/" + "9" * 5000}}}, "valid integer"),
+    ],
+)
+def test_absurd_sizes_are_refused_before_anything_is_built(change, text, tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({**json.loads(method_files()["dense_full"].read_text()), **change}))
+    with pytest.raises(ConfigError, match=text) as error:
+        check_method.main([str(tmp_path / "a.json")])
+    assert len(str(error.value)) < 300
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

@@ -56,7 +56,7 @@ class AttentionOptions(Options):
         forget: whether scores decay by a data-dependent forget gate per head.
     """
 
-    window: int | None = Field(default=None, ge=1)
+    window: int | None = Field(default=None, ge=1, le=2**31 - 1)
     exclusive: Literal["none", "fixed", "learned"] = "none"
     gate: Literal["none", "head", "element"] = "none"
     forget: bool = False

@@ -1,0 +1,31 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nexttransformer.errors import run_command
+
+
+def exit_code(action: Callable[[], object]) -> object:
+    with pytest.raises(SystemExit) as caught:
+        run_command(lambda argv: int(bool(action())))
+    return caught.value.code
+
+
+def test_a_path_the_system_refuses_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert exit_code((tmp_path / ("x" * 5000)).read_bytes) == 2
+    line = capsys.readouterr().err
+    assert "File name too long" in line and len(line) < 350 and line.count("\n") == 1
+    assert exit_code((tmp_path / "file" / "below").read_bytes) == 2
+    expected = f"{tmp_path}/file/below: cannot be used: Not a directory. "
+    assert capsys.readouterr().err.startswith(expected)
+    assert exit_code(tmp_path.read_bytes) == 2
+    assert "Is a directory" in capsys.readouterr().err
+
+
+def test_other_system_errors_are_our_bugs(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        run_command(lambda argv: len((tmp_path / "gone").read_bytes()))
+    with pytest.raises(OSError, match="Bad file"):
+        run_command(lambda argv: __import__("os").close(987_654))
