@@ -24,6 +24,13 @@ def test_a_path_the_system_refuses_is_one_line(tmp_path: Path, capsys: pytest.Ca
     assert "Is a directory" in capsys.readouterr().err
 
 
+def test_a_circle_of_links_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert exit_code((tmp_path / "loop").read_bytes) == 2
+    assert exit_code(lambda: (tmp_path / "loop").resolve(strict=True)) == 2
+    assert [str(tmp_path / "loop") in line for line in capsys.readouterr().err.splitlines()] == [True, True]
+
+
 def test_other_system_errors_are_our_bugs(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         run_command(lambda argv: len((tmp_path / "gone").read_bytes()))

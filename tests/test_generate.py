@@ -1,10 +1,13 @@
 """Generation: stepping with the state equals recomputing everything, and the command reads checkpoints."""
 
+import json
+import shutil
+
 import pytest
 import torch
 
 from nexttransformer import generate
-from nexttransformer.errors import ConfigError
+from nexttransformer.errors import CheckpointError, ConfigError
 from tests.models.tiny import golden_model, golden_tokens
 from tests.training.trainer_runs import arguments, train
 
@@ -36,7 +39,7 @@ def test_drawing_is_seeded():
         )
 
     assert draw(1, 1.0) == draw(1, 1.0) != draw(2, 1.0)
-    assert draw(1, 1e-6) == greedy(model, [3, 5], 8)
+    assert draw(1, 1e-6) == draw(1, 5e-324) == greedy(model, [3, 5], 8)
 
 
 def test_command_on_a_checkpoint(prepared_site, tmp_path, capsys):
@@ -47,5 +50,26 @@ def test_command_on_a_checkpoint(prepared_site, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("naïve ")
     with pytest.raises(ConfigError, match=r"--max-tokens 0: .*\n--temperature -1.0: "):
         generate.main([*words, "--prompt", "x", "--max-tokens", "0", "--temperature", "-1"])
+    for seed in ("-1", "9" * 30):
+        with pytest.raises(ConfigError, match=f"--seed {seed}: expected a whole number from 0"):
+            generate.main([*words, "--prompt", "x", "--seed", seed])
     with pytest.raises(ConfigError, match="neither a checkpoint nor an export"):
         generate.main(["--checkpoint", str(tmp_path / "run"), "--prompt", "x"])
+
+
+def test_a_damaged_export(prepared_site, tmp_path):
+    assert train(arguments(prepared_site, tmp_path / "run", "--updates", "1")) == [(0, "")]
+    folder = tmp_path / "run/checkpoint_00000001"
+    (folder / "complete.json").unlink()
+    shutil.copy(prepared_site.parent / "data/test-v1/tokenizer.tiktoken.json", folder)
+    words = ["--checkpoint", str(folder), "--prompt", "x", "--max-tokens", "1"]
+    assert generate.main(words) == 0
+    weights, config = folder / "model.safetensors", json.loads((folder / "model_config.json").read_text())
+    content = weights.read_bytes()
+    weights.write_bytes(b"\xff" * 8 + content[8:])
+    with pytest.raises(CheckpointError, match="model.safetensors: damaged: "):
+        generate.main(words)
+    weights.write_bytes(content)
+    (folder / "model_config.json").write_text(json.dumps({**config, "vocab_size": 2**62}))
+    with pytest.raises(ConfigError, match="model_config.json: a model of these sizes cannot be built here: "):
+        generate.main(words)

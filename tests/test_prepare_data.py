@@ -61,3 +61,9 @@ def test_mistakes_are_refused(site: Path) -> None:
 def test_updates_are_rows_of_the_protocol(site: Path) -> None:
     assert run(site, "--updates", "3") == 0
     assert load_manifest(site.parent / "data" / "test-v1").splits["train"].rows == 24
+
+
+def test_a_data_root_that_cannot_be_made(site: Path) -> None:
+    (site.parent / "data").touch()
+    with pytest.raises(DataError, match="data/test-v1: cannot be made: Not a directory. Correct 'data_root'"):
+        run(site)

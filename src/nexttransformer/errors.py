@@ -97,6 +97,12 @@ def run_command(main: Callable[[list[str] | None], int], argv: list[str] | None 
             raise
         print(path_problem(error), file=sys.stderr, flush=True)
         code = EXIT_USAGE
+    except RuntimeError as error:
+        # What pathlib raises for a circle of links before Python 3.13; its text names the path.
+        if not str(error).startswith("Symlink loop"):
+            raise
+        print(f"{str(error)[:300]}: expected a file or folder. Correct the link.", file=sys.stderr, flush=True)
+        code = EXIT_USAGE
     except KeyboardInterrupt:
         print("Interrupted. Repeat the same command to continue.", file=sys.stderr, flush=True)
         code = 130

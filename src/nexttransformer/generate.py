@@ -40,7 +40,8 @@ def generate_tokens(
         if temperature == 0:
             token = int((logits_V == logits_V.max()).nonzero()[0])
         else:
-            probabilities_V = torch.softmax(logits_V.double() / temperature, dim=0)
+            # Taking the maximum off first keeps the quotient finite at any temperature.
+            probabilities_V = torch.softmax((logits_V - logits_V.max()).double() / temperature, dim=0)
             token = int(torch.multinomial(probabilities_V, 1, generator=generator))
         if token == stop_id:
             return
@@ -80,7 +81,14 @@ def load_model(folder: Path, site_file: Path | None) -> tuple["Decoder", "Tokeni
     else:
         tokenizer, update = Tokenizer.load(folder / FILE_NAME), None
     config = config_from_dict(jsonio.read_json(folder / files.CONFIG_FILE), str(folder / files.CONFIG_FILE))
-    model = build_model(config, "cuda" if torch.cuda.is_available() else "cpu", seed=None)
+    try:
+        model = build_model(config, "cuda" if torch.cuda.is_available() else "cpu", seed=None)
+    except (RuntimeError, MemoryError) as problem:
+        reason = (str(problem).splitlines() or ["not enough memory"])[0][:200]
+        raise ConfigError(
+            f"{folder / files.CONFIG_FILE}: a model of these sizes cannot be built here: {reason}. "
+            "Use a machine with more memory, or an undamaged copy."
+        ) from None
     load_weights(folder / files.MODEL_FILE, dict(model.named_parameters()))
     if update is None:
         header = SafetensorsReader(folder / files.MODEL_FILE).metadata()
@@ -103,6 +111,8 @@ def main(argv: list[str] | None = None) -> int:
     problems = [] if is_positive else [f"--max-tokens {arguments.max_tokens}: expected a whole number from 1."]
     if not (math.isfinite(arguments.temperature) and arguments.temperature >= 0):
         problems += [f"--temperature {arguments.temperature}: expected a number of at least 0."]
+    if not 0 <= arguments.seed < 2**63:
+        problems += [f"--seed {str(arguments.seed)[:40]}: expected a whole number from 0 to 2^63 - 1."]
     if problems:
         raise ConfigError(join_problems(problems))
     model, tokenizer = load_model(arguments.checkpoint, arguments.site_config)

@@ -157,3 +157,10 @@ def test_launcher_variables_of_a_good_job():
     assert place_problems({}) == [] and read_place({}).world_size == 1
     place = read_place({**WORKER, "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "2", "NNODES": "2"})
     assert (place.num_nodes, place.node_rank, place.port) == (2, 0, 29500)
+
+
+def test_paths_the_system_refuses_join_the_other_problems(prepared_site, tmp_path):
+    lines = problems([*arguments(prepared_site, tmp_path / ("x" * 300)), "--seed", "x", "--resume", "\udcff"])
+    assert any("File name too long" in line for line in lines)
+    assert any(line.startswith("--seed x: ") for line in lines)
+    assert "'\\udcff': not text in UTF-8. Rename that path." in lines

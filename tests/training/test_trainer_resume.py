@@ -132,6 +132,18 @@ def test_torn_last_lines_are_closed(prepared_site, tmp_path):
     assert all((folder / name).read_bytes().startswith(content + b"\n") for name, content in kept.items())
 
 
+def test_a_lost_log_is_refused_and_can_be_left_behind(prepared_site, tmp_path):
+    folder = tmp_path / "run"
+    words = arguments(prepared_site, folder, "--updates", "3")
+    assert train(words, faults=stop_after(2, folder)) == [OK]
+    (folder / "events.jsonl").write_bytes(b"")
+    ((code, message),) = train(words)
+    assert code == 2 and "events.jsonl: holds no attempt, but checkpoint_00000002 is complete" in message
+    assert (folder / "events.jsonl").read_bytes() == b""
+    other = arguments(prepared_site, tmp_path / "other", "--updates", "3")
+    assert train([*other, "--resume", str(folder / "checkpoint_00000002")]) == [OK]
+
+
 def test_another_run_is_refused(prepared_site, tmp_path):
     folder = tmp_path / "run"
     words = arguments(prepared_site, folder, "--updates", "3")

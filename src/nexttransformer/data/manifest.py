@@ -154,7 +154,9 @@ def load_manifest(folder: Path) -> Manifest:
     try:
         manifest = Manifest.model_validate_json(jsonio.canonical_bytes(value))
     except ValidationError as error:
-        problems = [f"{path}: {'.'.join(map(str, item['loc']))}: {item['msg']}." for item in error.errors()]
+        problems = [
+            f"{path}: {'.'.join(map(str, item['loc'])) or 'whole file'}: {item['msg']}." for item in error.errors()
+        ]
         raise DataError(join_problems(problems)) from None
     problems = _inconsistencies(manifest, value)
     if problems:

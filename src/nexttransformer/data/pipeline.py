@@ -37,7 +37,11 @@ def prepare(request: Request, reporter: Reporter) -> Manifest:
         DataError: for missing, damaged or too little text, other data in the folder, or digests that
             differ from the published ones.
     """
-    request.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        request.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"cannot be made: {error.strerror}. Correct 'data_root' in the site file."
+        raise DataError(f"{str(request.folder)[:200]}: {reason}") from None
     with _lock(request.folder, reporter):
         manifest = _find(request, reporter)
         if manifest is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from nexttransformer.config import ModelConfig, resolve_method
-from nexttransformer.errors import ConfigError, NextTransformerError, join_problems, suggest
+from nexttransformer.errors import ConfigError, NextTransformerError, join_problems, path_problem, suggest
 from nexttransformer.protocol import FORMAL_V1, Protocol, get_protocol
 from nexttransformer.site_config import SiteConfig, load_site_config, path_problems
 from nexttransformer.training.launcher_command import launcher_problems, parent_command
@@ -101,11 +101,14 @@ class _Problems:
         self.lines: list[str] = []
 
     def attempt(self, function: Callable[[], T]) -> T | None:
-        """Runs a check; a user error becomes problems."""
+        """Runs a check; a user error or a path that the system refuses becomes problems."""
         try:
             return function()
         except NextTransformerError as error:
             self.lines += str(error).splitlines()
+            return None
+        except OSError as error:
+            self.lines.append(path_problem(error))
             return None
 
     def number(self, flag: str, text: str | None, low: float, high: float | None, *, whole: bool = True) -> Any:
@@ -137,6 +140,7 @@ def parse_options(argv: list[str], environ: Mapping[str, str] | None = None) -> 
         f"unknown option {name}.{suggest(name.split('=')[0], FLAGS)}" for name in unknown if name.startswith("-")
     ]
     problems.lines += [f"unexpected argument '{name}'." for name in unknown if not name.startswith("-")]
+    problems.lines += [f"{text!a}: not text in UTF-8. Rename that path." for text in argv if not _is_text(text)]
     problems.lines += [
         f"{flag} is missing." for flag in ("--config", "--output", "--micro-batch") if not _value(arguments, flag)
     ]
@@ -152,7 +156,7 @@ def parse_options(argv: list[str], environ: Mapping[str, str] | None = None) -> 
     keep_every = problems.number("--keep-every", arguments.keep_every, 0, None)
     if arguments.eval is not None and arguments.eval not in EVALUATIONS:
         problems.lines.append(f"--eval {arguments.eval}: expected bpb,core, bpb or none.")
-    problems.lines += _path_problems(arguments)
+    problems.lines += problems.attempt(lambda: _path_problems(arguments)) or []
     site = problems.attempt(lambda: load_site_config(Path(arguments.site_config) if arguments.site_config else None))
     if site is not None:
         problems.lines += path_problems(site, "site file")
@@ -183,6 +187,11 @@ def parse_options(argv: list[str], environ: Mapping[str, str] | None = None) -> 
         place=read_place(environ),
         argv=tuple(argv),
     )
+
+
+def _is_text(text: str) -> bool:
+    """Tells whether an argument can be written to the run's records: bytes that are no UTF-8 arrive as surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _value(arguments: argparse.Namespace, flag: str) -> Any:

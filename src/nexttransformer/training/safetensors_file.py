@@ -14,6 +14,7 @@ import safetensors
 import torch
 from torch import Tensor
 
+from nexttransformer.errors import CheckpointError
 from nexttransformer.training.weights_digest import DTYPE_NAMES, combine_tensor_hashes, tensor_bytes
 
 # Tensors on their way to the disk: bounds host memory to this many of the largest.
@@ -130,8 +131,15 @@ class SafetensorsReader:
     """Reads tensors of one file by name (mapped, so only what is asked for is read)."""
 
     def __init__(self, path: Path) -> None:
-        """Opens a file whose size and digest were checked before."""
-        self._file = safetensors.safe_open(str(path), framework="pt", device="cpu")
+        """Opens a file whose size and digest were checked before, or that of an export.
+
+        Raises:
+            CheckpointError: if its header is damaged.
+        """
+        try:
+            self._file = safetensors.safe_open(str(path), framework="pt", device="cpu")
+        except safetensors.SafetensorError as problem:
+            raise CheckpointError(f"{path}: damaged: {problem}. Use an undamaged copy.") from None
 
     def layout(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Returns name -> (dtype as safetensors writes it, shape)."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from nexttransformer.checking import require_config
-from nexttransformer.errors import ProtocolError, join_problems
+from nexttransformer.errors import CheckpointError, ProtocolError, join_problems
 from nexttransformer.models import Decoder, build_model
 from nexttransformer.models.budget import Budget
 from nexttransformer.ops.self_check import check_kernels
@@ -205,7 +205,11 @@ def _lock(world: World, folder: RunFolder, plan: LaunchPlan) -> RunLock | None:
     lock: list[RunLock] = []
 
     def acquire() -> None:
-        folder.root.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = f"cannot be made: {error.strerror}. Use another folder."
+            raise CheckpointError(f"--output {str(folder.root)[:200]}: {reason}") from None
         lock.append(RunLock.acquire(folder.lock, attempt=plan.attempt, watch_seconds=world.limits.lock_watch))
 
     on_rank0(acquire, world.control)
@@ -271,6 +275,11 @@ def _open_journal(options: TrainOptions, world: World, folder: RunFolder, plan: 
     is_own = choice.path is not None and choice.path.parent.resolve() == folder.root.resolve()
     if is_own and world.is_main:
         assert choice.path is not None and choice.marker is not None
+        if plan.attempt == 0:
+            raise CheckpointError(
+                f"{folder.events}: holds no attempt, but {choice.path.name} is complete: the log was lost or damaged. "
+                f"Restore it, or continue in a new folder with '--resume {choice.path}'."
+            )
         complete_log(folder, plan.attempt - 1, choice.path.name, choice.marker)
     journal = Journal(folder, plan.attempt, is_main=world.is_main, trackers=trackers)
     journal.last_update = choice.update
