@@ -12,6 +12,7 @@ from nexttransformer.training.process_place import read_place
 
 METRICS = ("bpb", "core")
 MAX_MICRO_BATCH = 512
+MAX_LIMIT = 1_000_000
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -75,8 +76,8 @@ def _check(arguments: argparse.Namespace) -> set[str]:
     metrics = arguments.eval.split(",")
     unknown = [name for name in metrics if name not in METRICS]
     problems += [f"--eval {arguments.eval}: unknown metric '{name}'.{suggest(name, METRICS)}" for name in unknown]
-    if arguments.limit is not None and arguments.limit < 1:
-        problems.append(f"--limit {arguments.limit}: expected a whole number of rows from 1.")
+    if arguments.limit is not None and not 1 <= arguments.limit <= MAX_LIMIT:
+        problems.append(f"--limit {str(arguments.limit)[:40]}: expected a whole number of rows from 1 to {MAX_LIMIT}.")
     if arguments.limit is not None and "core" not in metrics:
         problems.append(f"--limit {arguments.limit}: without effect, CORE is not asked for. Leave it out.")
     if problems:

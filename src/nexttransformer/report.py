@@ -11,12 +11,14 @@ from nexttransformer.reporting.svg import draw_svg
 from nexttransformer.reporting.words import LANGUAGES, words_of
 
 _OUTPUT_NAME = "report.html"
+_RUN_FILES = ("run.json", "run_state.json", "events.jsonl", "metrics.jsonl")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Writes the page and prints where it is and what could not be read."""
     arguments = _parser().parse_args(argv)
     output = arguments.output or (arguments.runs[0] / _OUTPUT_NAME if len(arguments.runs) == 1 else Path(_OUTPUT_NAME))
+    _check_outputs(output, arguments.svg, arguments.runs)
     runs = _read_all(arguments.runs)
     _write(output, render_report(runs, arguments.lang), "--output")
     if arguments.svg is not None:
@@ -42,6 +44,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--svg", type=Path, metavar="FILE", help="also write loss and BPB as one static SVG file")
     parser.add_argument("--lang", choices=LANGUAGES, default="en", help="language of the page (default: en)")
     return parser
+
+
+def _check_outputs(output: Path, svg: Path | None, roots: list[Path]) -> None:
+    """Refuses one name for both files, and the place of a file that a run consists of."""
+    own = {(root / name).absolute() for root in roots for name in _RUN_FILES}
+    named = (("--output", output), ("--svg", svg))
+    problems = [
+        f"{flag} {path}: is a file of the run, which the report never changes. Choose another file."
+        for flag, path in named
+        if path is not None and path.absolute() in own
+    ]
+    if svg is not None and svg.absolute() == output.absolute():
+        problems.append(f"--svg {svg}: is the file of the page as well. Choose another file.")
+    if problems:
+        raise ConfigError(join_problems(problems))
 
 
 def _read_all(roots: list[Path]) -> list[RunView]:

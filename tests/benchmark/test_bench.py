@@ -254,6 +254,13 @@ def test_refusals_are_one_line(words, message):
     assert str(refusal.value).splitlines()[0] == message
 
 
+def test_numbers_that_are_none_or_endless():
+    for text, message in ((",,", "--micro-batch ,,: holds no number"), ("9" * 5000, "expected a whole number from 1")):
+        with pytest.raises(bench.ConfigError, match=message) as caught:
+            bench.main(["--config", DENSE, "--micro-batch", text])
+        assert len(str(caught.value)) < 200
+
+
 def test_all_problems_of_a_command_line_come_together():
     with pytest.raises(bench.ConfigError) as refusal:
         bench.main(["--protocol", "tset-v1", "--config", "configs/none.json", "--steps", "0", "--micro-batch", "2"])

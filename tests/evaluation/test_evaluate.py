@@ -140,6 +140,8 @@ def test_bad_flags_are_reported_together(tmp_path: Path) -> None:
         evaluate.main(["--checkpoint", "a", "--output", "b", "--micro-batch", "0", "--eval", "bbp", "--limit", "0"])
     lines = str(caught.value).split("\n")
     assert [line.split(":")[0] for line in lines] == ["--micro-batch 0", "--eval bbp", "--limit 0", "--limit 0"]
+    with pytest.raises(ConfigError, match="--limit 9{25}: expected a whole number of rows from 1 to 1000000"):
+        evaluate.main(["--checkpoint", "a", "--output", "b", "--micro-batch", "1", "--limit", "9" * 25])
     assert "Did you mean 'bpb'?" in lines[1]
 
 

@@ -264,6 +264,17 @@ def test_what_is_no_run_is_refused_all_at_once(tmp_path: Path):
         report.main([str(root), "--output", str(tmp_path / "no/such/folder/a.html")])
 
 
+def test_no_file_of_the_run_is_replaced(tmp_path: Path):
+    root = write_run(tmp_path / "dense", WHOLE)
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError) as caught:
+        report.main([str(root), "--output", str(root / "run.json"), "--svg", str(root / "events.jsonl")])
+    assert [line.split()[0] for line in str(caught.value).splitlines()] == ["--output", "--svg"]
+    with pytest.raises(ConfigError, match="--svg .*: is the file of the page as well"):
+        report.main([str(root), "--output", str(tmp_path / "a"), "--svg", str(tmp_path / "a")])
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+
+
 def test_a_run_before_its_first_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     root = write_run(tmp_path / "dense", [Launch(0, 0, "killed")], status="running")
     (root / "metrics.jsonl").unlink()

@@ -95,9 +95,9 @@ def parse_options(argv: list[str], environ: Mapping[str, str] | None = None) -> 
     problems = [f"bench: unknown option {name}.{suggest(name, known)}" for name in unknown]
 
     def whole(flag: str, text: str, high: int) -> int:
-        if text.isascii() and text.isdigit() and 1 <= int(text) <= high:
+        if text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= high:
             return int(text)
-        problems.append(f"{flag} {text}: expected a whole number from 1 to {high:,}.")
+        problems.append(f"{flag} {text[:40]}: expected a whole number from 1 to {high:,}.")
         return 1
 
     protocol, configs, site = FORMAL_V1, [], None
@@ -114,6 +114,8 @@ def parse_options(argv: list[str], environ: Mapping[str, str] | None = None) -> 
         problems.append("--config is missing. Example: configs/baseline/dense_full.json.")
     if arguments.sweep == bool(arguments.micro_batch):
         problems.append("bench: give either --micro-batch, such as 8,16,32, or --sweep.")
+    elif not arguments.sweep and not arguments.micro_batch.strip(","):
+        problems.append(f"--micro-batch {arguments.micro_batch}: holds no number. Example: 8,16,32.")
     rows = protocol.global_batch_rows
     micro_batches = tuple(
         whole("--micro-batch", text, rows) for text in (arguments.micro_batch or "").split(",") if text

@@ -158,8 +158,12 @@ def check_output(path: Path, complete_digest: str) -> None:
 
 
 def write_record(path: Path, record: EvaluationRecord) -> None:
-    """Writes an evaluation file atomically."""
-    jsonio.write_json_atomic(path, record.to_json())
+    """Writes an evaluation file atomically; ConfigError if it cannot be written."""
+    try:
+        jsonio.write_json_atomic(path, record.to_json())
+    except OSError as problem:
+        reason = f"cannot be written: {problem.strerror}. Choose another file."
+        raise ConfigError(f"{str(path)[:200]}: {reason}") from None
 
 
 def print_record(record: EvaluationRecord, console: Console) -> None:
