@@ -52,6 +52,8 @@ def test_missing_site_file(site_file, tmp_path, capsys):
     assert doctor.main([]) == 0
     assert doctor.main(["--site-config", str(tmp_path / "absent.json")]) == 1
     assert "absent.json" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="--json .*: cannot be written: No such file or directory"):
+        doctor.main(["--site-config", str(tmp_path / "absent.json"), "--json", str(tmp_path / "no/report.json")])
 
 
 def test_wrong_options(site_file):

@@ -55,7 +55,11 @@ def main(argv: list[str] | None = None) -> int:
             "findings": [vars(finding) for finding in findings],
             "kernels": [vars(check) for check in checks],
         }
-        jsonio.write_json_atomic(arguments.json, record)
+        try:
+            jsonio.write_json_atomic(arguments.json, record)
+        except OSError as problem:
+            reason = f"cannot be written: {problem.strerror}. Choose another file."
+            raise ConfigError(f"--json {str(arguments.json)[:200]}: {reason}") from None
     return EXIT_FAILED if failed else EXIT_OK
 
 
