@@ -31,15 +31,11 @@ def digest(value: Any) -> str:
 
 def file_digest(path: Path) -> str:
     """Returns the SHA-256 (64 hex digits) of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _hash(file)
-
-
-def _hash(file: Any) -> str:
-    # Python 3.10 has no hashlib.file_digest.
+    # hashlib.file_digest exists from Python 3.11 on.
     result = hashlib.sha256()
-    while block := file.read(1 << 20):
-        result.update(block)
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            result.update(block)
     return result.hexdigest()
 
 

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from nexttransformer.errors import NodeError
 from nexttransformer.training.process_place import ProcessPlace
@@ -14,7 +14,7 @@ _ALL_PRESENT = "all present"
 _MAX_SHOWN = 8
 
 
-def call_roll(store: dist.Store, place: ProcessPlace, host: str, *, limit_seconds: float) -> None:
+def call_roll(store: Store, place: ProcessPlace, host: str, *, limit_seconds: float) -> None:
     """Waits until every rank of the job is there exactly once. Every process calls it, once per launch.
 
     Args:
@@ -46,7 +46,7 @@ def call_roll(store: dist.Store, place: ProcessPlace, host: str, *, limit_second
         raise NodeError(verdict)
 
 
-def _missing(store: dist.Store, place: ProcessPlace, host: str, limit_seconds: float) -> str:
+def _missing(store: Store, place: ProcessPlace, host: str, limit_seconds: float) -> str:
     """Returns who is not there, or that the store itself is gone."""
     waited = f"within {limit_seconds:.0f} s (said by rank {place.rank} on {host})"
     try:
