@@ -3,6 +3,7 @@
 Pretend nodes n0 to n3 of this machine, gloo on the CPU, tiny protocol. GPUs are counted by Slurm only.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -129,6 +130,21 @@ def test_ranks_address_and_metrics_of_two_nodes_with_two_processes_each(login: L
     assert not (run / "stop_requested").exists() and not (run / "train.lock").exists()
 
 
+def send_all(processes: set[int], number: signal.Signals) -> None:
+    """Sends a signal to those that still exist."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+def command_line(process: int) -> bytes:
+    """Returns the arguments of a process, each ended by a zero byte; nothing if it is gone."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def test_limit_kill_warning_and_other_numbers_of_nodes(login: Login, prepared_site: Path, tmp_path: Path) -> None:
     run, straight = login.checkout / "runs/changing", tmp_path / "straight"
     # Both begin with the same checkpoint of update 1, made from output projections that are not zero: from the
@@ -146,12 +162,13 @@ def test_limit_kill_warning_and_other_numbers_of_nodes(login: Login, prepared_si
     # half minute; the launchers are held until then, so that it finds the trainer still starting.
     job = login.submit("--gpus-per-node=1 --time=2 --signal=B:USR1@120", trainer)
     login.cluster.until(lambda: all(login.cluster.task_processes(job, node) for node in (0, 1)), SECONDS, "launchers")
-    held = [process for node in (0, 1) for process in login.cluster.task_processes(job, node)]
-    for process in held:
-        os.kill(process, signal.SIGSTOP)
+    # A process may start another or end in between: until a look finds none that is not held.
+    held: set[int] = set()
+    while fresh := {process for node in (0, 1) for process in login.cluster.task_processes(job, node)} - held:
+        send_all(fresh, signal.SIGSTOP)
+        held |= fresh
     login.cluster.until(lambda: any("got SIGUSR1" in line for line in login.output(job)), 90, "a warning")
-    for process in held:
-        os.kill(process, signal.SIGCONT)
+    send_all(held, signal.SIGCONT)
     login.cluster.until(lambda: login.cluster.job(job)["Restarts"] == "1", SECONDS, "queued again after the warning")
     login.cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=60")
     first = state(run)["update"]
@@ -163,7 +180,7 @@ def test_limit_kill_warning_and_other_numbers_of_nodes(login: Login, prepared_si
     login.until_start(job, 2)
     login.until_update(run, 6)
     on_n1 = login.cluster.task_processes(job, node=1)
-    (trained,) = [each for each in on_n1 if b"nexttransformer.train\0" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    (trained,) = [each for each in on_n1 if b"nexttransformer.train\0" in command_line(each)]
     os.kill(trained, signal.SIGKILL)
     login.cluster.until(lambda: login.cluster.job(job)["Restarts"] == "2", 60, "queued again after the kill")
     lines = login.output(job)
