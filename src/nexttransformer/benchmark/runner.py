@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from nexttransformer.benchmark.transfer import measure_communication, measure_da
 from nexttransformer.config import ModelConfig
 from nexttransformer.evaluation.failures import describe
 from nexttransformer.ops.self_check import check_kernels
+from nexttransformer.training.collectives import all_agree
 from nexttransformer.training.compile_cache import set_cache_folders
 from nexttransformer.training.distributed import World
 from nexttransformer.training.shares import largest_share
@@ -133,12 +135,8 @@ class Benchmark:
         self._write()
 
     def _kernels(self, config: ModelConfig) -> dict[str, Any]:
-        control = self.world.control
-
-        def all_agree(condition: bool) -> bool:
-            return control.broadcast_object(all(control.gather_objects(condition) or [True]))
-
-        verdict = check_kernels(config, mode="open", device=self.world.device, all_agree=all_agree)
+        agree = partial(all_agree, collectives=self.world.control)
+        verdict = check_kernels(config, mode="open", device=self.world.device, all_agree=agree)
         return {key: verdict[key] for key in ("choices", "passed", "seconds")}
 
     def _sweep(self, subject: Subject, entry: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from nexttransformer.config import ModelConfig
+from nexttransformer.config import METHOD_SCHEMA, ModelConfig, expand, parse_method
 from nexttransformer.models.layers import Lookup
 from nexttransformer.models.parts import Part
 from nexttransformer.protocol import Protocol
@@ -64,31 +64,17 @@ def measure(model: "Decoder") -> Budget:
 
 def reference_config(protocol: Protocol) -> ModelConfig:
     """Returns the plain Transformer of a protocol: full attention everywhere, plain residual."""
-    layer = {"type": "attention", **_defaults("mixer", "attention")}
-    return ModelConfig(
-        method="reference",
-        family="reference",
-        protocol=protocol.id,
-        width=protocol.width,
-        num_heads=protocol.num_heads,
-        head_dim=protocol.head_dim,
-        context_tokens=protocol.context_tokens,
-        vocab_size=protocol.vocab_size,
-        num_layers=protocol.num_layers,
-        mlp_type="relu2",
-        mlp_width=protocol.mlp_width,
-        rope_base=protocol.rope_base,
-        qk_gain=protocol.qk_gain,
-        logit_soft_cap=protocol.logit_soft_cap,
-        layers=[dict(layer) for _ in range(protocol.num_layers)],
-        residual={"type": "plain", **_defaults("residual", "plain")},
-    )
-
-
-def _defaults(slot: str, name: str) -> dict:
-    from nexttransformer.registry import load_part
-
-    return load_part(slot, name).Options().model_dump()
+    method = {
+        "schema": METHOD_SCHEMA,
+        "method": "reference",
+        "family": "reference",
+        "name": "Plain Transformer",
+        "schedule": {"pattern": "F"},
+        "mixers": {"F": {"type": "attention"}},
+        "mlp": {"type": "relu2", "width": protocol.mlp_width},
+        "residual": {"type": "plain"},
+    }
+    return expand(parse_method(method, "reference"), protocol, mlp_width=protocol.mlp_width)
 
 
 def measure_config(config: ModelConfig) -> Budget:

@@ -109,6 +109,12 @@ def on_all_ranks(function: Callable[[], Result], collectives: Collectives) -> Re
     return cast(Result, value)
 
 
+def all_agree(condition: bool, collectives: Collectives) -> bool:
+    """Returns on every rank whether the condition holds on all ranks."""
+    found = collectives.gather_objects(condition)
+    return collectives.broadcast_object(None if found is None else all(found))
+
+
 def _outcome_of(function: Callable[[], Result]) -> tuple[Result | None, NextTransformerError | None]:
     try:
         return function(), None

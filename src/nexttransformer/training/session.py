@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from nexttransformer.training import startup
 from nexttransformer.training.checkpoint import expected_bytes
 from nexttransformer.training.checkpoint_choice import Choice, choose_checkpoint
 from nexttransformer.training.checkpoint_load import load_checkpoint
-from nexttransformer.training.collectives import on_all_ranks, on_rank0
+from nexttransformer.training.collectives import all_agree, on_all_ranks, on_rank0
 from nexttransformer.training.compile_cache import set_cache_folders
 from nexttransformer.training.distributed import World, broadcast_parameters
 from nexttransformer.training.events import EventKey
@@ -118,7 +119,7 @@ def open_session(options: TrainOptions, world: World, hook: Hook = no_hook) -> S
         mode=options.mode,
         device=world.device,
         dtype=torch.bfloat16 if world.device.type == "cuda" else torch.float32,
-        all_agree=lambda is_true: control.broadcast_object(all(control.gather_objects(is_true) or [True])),
+        all_agree=partial(all_agree, collectives=control),
     )
     throughput = Throughput(
         flops_per_token=budget.training_flops_per_token,
