@@ -3,7 +3,6 @@
 Pretend nodes n0 to n3 of this machine, gloo on the CPU, tiny protocol. GPUs are counted by Slurm only.
 """
 
-import contextlib
 import json
 import os
 import shutil
@@ -21,6 +20,8 @@ from tests.training.trainer_runs import arguments, checkpoint_tensors, events, f
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 BATCH = "launch/slurm.sbatch"
 SECONDS = 300.0
+# A folder whose sitecustomize.py holds a trainer at an update.
+GATE = ROOT / "tests/launch/gate"
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,8 @@ class Login:
         self.cluster, self.checkout = cluster, checkout
 
     def submit(self, options: str, trainer: str, cwd: Path | None = None, **variables: str) -> str:
-        variables = {"PYTHONPATH": str(self.checkout / "src"), "GLOO_SOCKET_IFNAME": "lo", **variables}
+        path = f"{self.checkout / 'src'}:{GATE}"
+        variables = {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", **variables}
         return self.cluster.submit(
             *options.split(), self.checkout / BATCH, *trainer.split(), cwd=cwd or self.checkout, **variables
         )
@@ -60,19 +62,6 @@ class Login:
         """Returns the lines a job has printed, over all of its starts."""
         path = (folder or self.checkout) / f"slurm-{job}.out"
         return path.read_text().splitlines() if path.exists() else []
-
-    def until_update(self, run: Path, update: int) -> None:
-        def is_there() -> bool:
-            path = run / "metrics.jsonl"
-            lines = [line for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
-            return bool(lines) and json.loads(lines[-1])["update"] >= update
-
-        self.cluster.until(is_there, SECONDS, f"update {update} of {run.name}")
-
-    def until_start(self, job: str, number: int) -> None:
-        self.cluster.until(
-            lambda: any(f"job {job}, start {number}," in line for line in self.output(job)), SECONDS, f"start {number}"
-        )
 
 
 @pytest.fixture(scope="module")
@@ -130,13 +119,6 @@ def test_ranks_address_and_metrics_of_two_nodes_with_two_processes_each(login: L
     assert not (run / "stop_requested").exists() and not (run / "train.lock").exists()
 
 
-def send_all(processes: set[int], number: signal.Signals) -> None:
-    """Sends a signal to those that still exist."""
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, number)
-
-
 def command_line(process: int) -> bytes:
     """Returns the arguments of a process, each ended by a zero byte; nothing if it is gone."""
     try:
@@ -158,45 +140,60 @@ def test_limit_kill_warning_and_other_numbers_of_nodes(login: Login, prepared_si
 
     trainer = "--config configs/baseline/dense_full.json --output runs/changing --protocol test-v1 --micro-batch 1"
     trainer += " --eval none"
+    gate = tmp_path / "gate"
+    held = gate.with_suffix(".held")
+
+    def let_on_to(update: int) -> None:
+        held.unlink(missing_ok=True)
+        gate.with_suffix(".new").write_text(str(update))
+        gate.with_suffix(".new").replace(gate)
+
+    def until_held(update: int) -> None:
+        login.cluster.until(lambda: held.exists() and held.read_text() == str(update), SECONDS, f"held at {update}")
+
+    def until_warned() -> None:
+        login.cluster.until(lambda: any("got SIGUSR1" in line for line in login.output(job)), SECONDS, "a warning")
+        # A starting attempt removes an old one; this one has started, and the next look of the batch shell writes it.
+        login.cluster.until((run / "stop_requested").exists, SECONDS, "a stop file")
+
     # 1. Two nodes. The time limit is so near that the warning comes at once, though Slurm looks at limits only every
-    # half minute; the launchers are held until then, so that it finds the trainer still starting.
-    job = login.submit("--gpus-per-node=1 --time=2 --signal=B:USR1@120", trainer)
-    login.cluster.until(lambda: all(login.cluster.task_processes(job, node) for node in (0, 1)), SECONDS, "launchers")
-    # A process may start another or end in between: until a look finds none that is not held.
-    held: set[int] = set()
-    while fresh := {process for node in (0, 1) for process in login.cluster.task_processes(job, node)} - held:
-        send_all(fresh, signal.SIGSTOP)
-        held |= fresh
-    login.cluster.until(lambda: any("got SIGUSR1" in line for line in login.output(job)), 90, "a warning")
-    send_all(held, signal.SIGCONT)
+    # half minute; until it has come the trainer is held.
+    let_on_to(1)
+    job = login.submit("--gpus-per-node=1 --time=3 --signal=B:USR1@180", trainer, TEST_GATE=str(gate))
+    until_held(1)
+    until_warned()
+    let_on_to(2)
     login.cluster.until(lambda: login.cluster.job(job)["Restarts"] == "1", SECONDS, "queued again after the warning")
     login.cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=60")
-    first = state(run)["update"]
-    assert (
-        f"stopped and saved at update {first} (checkpoint_{first:08d}). Slurm is asked to queue the job again"
-        in "\n".join(login.output(job))
+    assert state(run)["update"] == 2
+    assert "stopped and saved at update 2 (checkpoint_00000002). Slurm is asked to queue the job again" in "\n".join(
+        login.output(job)
     )
     # 2. Still two nodes, the same job; then the trainer of n1's task is killed.
-    login.until_start(job, 2)
-    login.until_update(run, 6)
+    let_on_to(8)
+    until_held(8)
     on_n1 = login.cluster.task_processes(job, node=1)
     (trained,) = [each for each in on_n1 if b"nexttransformer.train\0" in command_line(each)]
     os.kill(trained, signal.SIGKILL)
-    login.cluster.until(lambda: login.cluster.job(job)["Restarts"] == "2", 60, "queued again after the kill")
+    login.cluster.until(lambda: login.cluster.job(job)["Restarts"] == "2", SECONDS, "queued again after the kill")
     lines = login.output(job)
     assert any("rank 1 of 2 on" in line and line.endswith("ended by SIGKILL.") for line in lines)
-    assert "the processes vanished after update" in "\n".join(lines)
+    assert "the processes vanished after update 5; newest complete checkpoint: checkpoint_00000005" in "\n".join(lines)
     login.cluster.run("scancel", job)
     login.cluster.wait(job, SECONDS)
     # 3. One node without GPUs, and a job that may not be queued again: warned, it saves and says so.
     before = state(run)["update"]
-    job = login.submit("--nodes=1 --gpus-per-node=0 --no-requeue", trainer, GPUS_PER_NODE="1")
-    login.until_update(run, before + 1)
+    let_on_to(before + 1)
+    options = "--nodes=1 --gpus-per-node=0 --no-requeue"
+    job = login.submit(options, trainer, GPUS_PER_NODE="1", TEST_GATE=str(gate))
+    until_held(before + 1)
     assert login.cluster.run("scancel", "--batch", "--signal=USR1", job).returncode == 0
+    until_warned()
+    let_on_to(before + 2)
     ended = login.cluster.wait(job, SECONDS)
     assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "1:0")
     assert login.output(job)[-1].endswith("Submit the same command to continue.")
-    assert state(run)["status"] == "stopped" and before < state(run)["update"] < 20
+    assert (state(run)["status"], state(run)["update"]) == ("stopped", before + 2)
     # 4. Two nodes again, to the end.
     job = login.submit("--gpus-per-node=1", trainer)
     assert login.cluster.wait(job, SECONDS)["JobState"] == "COMPLETED"
@@ -204,7 +201,7 @@ def test_limit_kill_warning_and_other_numbers_of_nodes(login: Login, prepared_si
 
     starts = events(run, "attempt_start")
     sizes = [start["meta"]["world_size"] for start in starts]
-    assert sizes[:1] + sizes[-2:] == [1, 1, 2] and 2 in sizes[1:-2], sizes
+    assert sizes == [1, 2, 2, 1, 2]
     keys = ("update", "rows", "tokens", "rows_hash", "data_chain", "learning_rates")
     found, expected = ([[line[key] for key in keys] for line in metrics(folder)] for folder in (run, straight))
     assert found == expected and len(found) == 20
