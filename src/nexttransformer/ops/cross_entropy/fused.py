@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+_LARGEST_SOFT_CAP = 40.0
+
 
 @triton.jit
 def _softcap_kernel(
@@ -21,24 +23,25 @@ def _softcap_kernel(
     block: tl.constexpr,
     with_gradient: tl.constexpr,
 ):
+    # With u = 1 - tanh(z / c) = 2 / (1 + exp(2z / c)), exp(-c u) is exp(capped logit - c), from exp(-2c) to 1, so that
+    # no maximum is needed; and 1 - tanh^2 = u (2 - u).
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, block)
     inside = columns < num_columns
     start = logits_ptr + row * num_columns
-    z = tl.load(start + columns, mask=inside, other=0.0).to(tl.float32)
-    # tanh(x) = 1 - 2 / (1 + exp(2x)); exact enough in float32 and free of overflow trouble.
-    t = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * z / soft_cap))
-    capped = tl.where(inside, soft_cap * t, float("-inf"))
-    largest = tl.max(capped, 0)
-    total = tl.sum(tl.exp(capped - largest), 0)
     target = tl.load(targets_ptr + row)
     z_target = tl.load(start + target).to(tl.float32)
-    capped_target = soft_cap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * z_target / soft_cap)))
-    tl.store(nats_ptr + row, largest + tl.log(total) - capped_target)
+    u_target = 2.0 / (1.0 + tl.exp(z_target * (2.0 / soft_cap)))
+    z = tl.load(start + columns, mask=inside, other=0.0).to(tl.float32)
+    u = 2.0 / (1.0 + tl.exp(z * (2.0 / soft_cap)))
+    weight = tl.where(inside, tl.exp(-soft_cap * u), 0.0)
+    total = tl.sum(weight, 0)
+    tl.store(nats_ptr + row, tl.log(total) + soft_cap * u_target)
     if with_gradient:
-        p = tl.exp(capped - largest) / total
-        p = tl.where(columns == target, p - 1.0, p)
-        dz = p * (1.0 - t * t)
+        # The logits are overwritten below: every thread must have read the target's before.
+        tl.debug_barrier()
+        dz = weight * (u * (2.0 - u)) * (1.0 / total)
+        dz -= tl.where(columns == target, u_target * (2.0 - u_target), 0.0)
         tl.store(start + columns, dz.to(logits_ptr.dtype.element_ty), mask=inside)
 
 
@@ -95,6 +98,7 @@ _forward.register_autograd(_autograd, setup_context=_setup)
 
 
 def softcap_cross_entropy_fused(h_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, soft_cap: float) -> Tensor:
-    """See `ops.cross_entropy.softcap_cross_entropy`; 16-bit inputs."""
+    """See `ops.cross_entropy.softcap_cross_entropy`; 16-bit inputs, soft cap at most 40."""
+    assert 0 < soft_cap <= _LARGEST_SOFT_CAP, f"soft cap {soft_cap}: exp(-2c) would leave float32's normal range"
     nats_N, _ = _forward(h_ND, weight_VD.to(h_ND.dtype), targets_N, soft_cap, torch.is_grad_enabled())
     return nats_N
