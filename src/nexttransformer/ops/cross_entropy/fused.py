@@ -86,9 +86,13 @@ def _(gradient_N: Tensor, dz_NV: Tensor, h_ND: Tensor, weight_VD: Tensor):
 def _setup(ctx, inputs, output) -> None:
     h_ND, weight_VD, _, _, _ = inputs
     ctx.save_for_backward(output[1], h_ND, weight_VD)
+    # Or dz, which nobody differentiates, would get zeros of its own size as its gradient.
+    ctx.set_materialize_grads(False)
 
 
-def _autograd(ctx, gradient_N: Tensor, _: Tensor):
+def _autograd(ctx, gradient_N: Tensor | None, _: Tensor | None):
+    if gradient_N is None:
+        return None, None, None, None, None
     dz_NV, h_ND, weight_VD = ctx.saved_tensors
     dh_ND, dweight_VD = _backward(gradient_N, dz_NV, h_ND, weight_VD)
     return dh_ND, dweight_VD, None, None, None

@@ -1,0 +1,34 @@
+"""Runs our Triton kernels on CPU tensors in Triton's interpreter.
+
+    TRITON_INTERPRET=1 python -m pytest -m interpret tests/ops/interpreted
+
+The interpreter executes a kernel's programs one after the other in NumPy. It sees wrong indices, masks and formulas;
+races between threads, layouts and a compiler's mistakes it does not (test_hopper_code.py looks at compiled code, the
+tests marked gpu and the self-check of every run at the rest).
+"""
+
+import importlib.util
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.ops.interpreted.bfloat16 import make_exact
+
+OPERATIONS = ("rotary_heads", "relu_squared", "cross_entropy")
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels run interpreted, and the public functions take their fused form for 16-bit CPU tensors."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed; .ci/run installs it.")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("needs TRITON_INTERPRET=1 from the start of the process, as .ci/run sets it.")
+    make_exact(monkeypatch)
+    # Fewer programs than tiles, so that one program makes several.
+    device = SimpleNamespace(multi_processor_count=3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
+    for op in OPERATIONS:
+        monkeypatch.setattr(f"nexttransformer.ops.{op}.is_fused", lambda op, x: x.element_size() == 2)

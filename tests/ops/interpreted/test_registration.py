@@ -1,0 +1,101 @@
+"""The custom operations around our kernels: schema, fake shapes, autograd, ahead-of-time tracing, one graph."""
+
+import pytest
+import torch
+
+from nexttransformer.ops.cross_entropy import softcap_cross_entropy
+from nexttransformer.ops.relu_squared import relu_squared_mlp
+from nexttransformer.ops.rotary_heads import rotary_heads
+from tests.ops.interpreted.comparison import draw, leaf
+
+pytestmark = pytest.mark.interpret
+
+H, K, T, F, V = 2, 64, 5, 192, 80
+D = H * K
+
+
+def _rotary(has_row: bool) -> tuple:
+    generator = torch.Generator().manual_seed(0)
+    cos, sin = draw(generator, T, K // 2), draw(generator, T, K // 2)
+    row = leaf(draw(generator, 3, T, D)) if has_row else None
+    factor = leaf(torch.rand(3, T, H, generator=generator)) if has_row else None
+    return leaf(draw(generator, 3, T, 3 * D)), cos, sin, row, factor, H, 1.2
+
+
+def arguments(name: str) -> tuple:
+    """Returns example arguments of a custom operation; those of differentiable ones require gradients."""
+    generator = torch.Generator().manual_seed(1)
+    x, w1, w2 = draw(generator, T, D), draw(generator, F, D) / 8, draw(generator, D, F) / 8
+    a = draw(generator, T, F).square()
+    h, head = draw(generator, T, D), draw(generator, V, D) / 8
+    if name.startswith("rotary_heads"):
+        given = _rotary(not name.endswith("no_row"))
+        if "backward" not in name:
+            return given
+        detached = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in given)
+        return *(draw(generator, 3, T, H, K) for _ in range(3)), *detached
+    return {
+        "relu_squared_up": (x, w1),
+        "relu_squared_down_backward": (draw(generator, T, D), w2, a),
+        "relu_squared_mlp": (leaf(x), leaf(w1), leaf(w2)),
+        "relu_squared_mlp_backward": (draw(generator, T, D), x, w1, w2, a),
+        "softcap_cross_entropy": (leaf(h), leaf(head), torch.arange(T), 15.0, True),
+        "softcap_cross_entropy_no_gradient": (h, head, torch.arange(T), 15.0, False),
+        "softcap_cross_entropy_backward": (torch.rand(T, generator=generator), draw(generator, T, V), h, head),
+    }[name]
+
+
+NAMES = (
+    "rotary_heads",
+    "rotary_heads_no_row",
+    "rotary_heads_backward",
+    "rotary_heads_backward_no_row",
+    "relu_squared_up",
+    "relu_squared_down_backward",
+    "relu_squared_mlp",
+    "relu_squared_mlp_backward",
+    "softcap_cross_entropy",
+    "softcap_cross_entropy_no_gradient",
+    "softcap_cross_entropy_backward",
+)
+
+
+def registered() -> set[str]:
+    """Returns our operations that have a kernel of ours, by their names at PyTorch."""
+    import nexttransformer.ops.cross_entropy.fused
+    import nexttransformer.ops.relu_squared.fused
+    import nexttransformer.ops.rotary_heads.fused  # noqa: F401
+
+    names = {name.removeprefix("nexttransformer::") for name in torch._C._dispatch_get_all_op_names()}
+    return {name for name in names if name.startswith(("rotary_heads", "relu_squared", "softcap_cross_entropy"))}
+
+
+def test_every_operation_is_examined() -> None:
+    assert {name.removesuffix("_no_row").removesuffix("_no_gradient") for name in NAMES} == registered()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_operation(name: str) -> None:
+    registered()
+    operation = getattr(torch.ops.nexttransformer, name.removesuffix("_no_row").removesuffix("_no_gradient"))
+    torch.library.opcheck(operation.default, arguments(name))
+
+
+def test_a_block_compiles_to_one_graph() -> None:
+    """The three operations in a row, traced as training traces them, give the same values and gradients."""
+    generator = torch.Generator().manual_seed(2)
+    cos, sin = draw(generator, T, K // 2), draw(generator, T, K // 2)
+    given = [draw(generator, 3, T, 3 * D), draw(generator, 3, T, D), torch.rand(3, T, H, generator=generator)]
+    given += [draw(generator, F, D) / 8, draw(generator, D, F) / 8, draw(generator, V, D) / 8]
+    leaves = [leaf(x) for x in given]
+
+    def loss(qkv, row, factor, w1, w2, head):
+        heads = rotary_heads(qkv, cos, sin, num_heads=H, qk_gain=1.2, value_row_BTD=row, value_factor_BTH=factor)
+        y = relu_squared_mlp((heads.q_BTHK + heads.k_BTHK * heads.v_BTHK).flatten(2), w1, w2)
+        return softcap_cross_entropy(y.flatten(0, 1), head, torch.arange(3 * T), 15.0).sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    actual, expected = compiled(*leaves), loss(*leaves)
+    torch.testing.assert_close(actual, expected)
+    for one, other in zip(torch.autograd.grad(actual, leaves), torch.autograd.grad(expected, leaves), strict=True):
+        assert torch.equal(one, other)
