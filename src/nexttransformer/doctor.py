@@ -14,6 +14,9 @@ from nexttransformer.errors import EXIT_FAILED, EXIT_OK, ConfigError, run_comman
 from nexttransformer.ops.path_check import PathCheck
 from nexttransformer.ops.probes import probe_names
 from nexttransformer.protocol import PROTOCOLS, get_protocol
+from nexttransformer.site_config import default_cache_root
+from nexttransformer.training.collectives import SingleProcess
+from nexttransformer.training.kernel_tuning import KernelTuning
 
 _MARKS = {"ok": "[green]ok  [/]", NOTE: "[yellow]note[/]", FAIL: "[red]FAIL[/]"}
 
@@ -39,8 +42,12 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.kernels and torch.cuda.is_available():
         device = torch.device("cuda", torch.cuda.current_device())
         ops = arguments.op or probe_names()
-        checks, found = kernel_report.check_all_kernels(console, ops, head_dim=arguments.head_dim, device=device)
-        findings += found
+        cache_root = site.cache_root if site is not None else default_cache_root()
+        tuning = KernelTuning(SingleProcess(), device, cache_root=cache_root)
+        checks, found = kernel_report.check_all_kernels(
+            console, ops, head_dim=arguments.head_dim, device=device, tuner=tuning
+        )
+        findings += found + [Finding("kernels", NOTE, note) for note in tuning.notes]
     elif torch.cuda.is_available():
         cure = "doctor --kernels compares every fused operation with its reference (minutes the first time)."
         findings.append(Finding("kernels", NOTE, "not measured", cure))

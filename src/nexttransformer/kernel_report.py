@@ -1,6 +1,7 @@
 """What `doctor` says about kernels: versions that can be trusted, and every fused operation measured."""
 
 import os
+from functools import partial
 
 import torch
 from rich.console import Console
@@ -8,8 +9,9 @@ from rich.table import Table
 
 from nexttransformer.diagnostics import FAIL, NOTE, OK, Finding
 from nexttransformer.ops import backends, fla_core
-from nexttransformer.ops.path_check import PathCheck, check_path, failure, limit_of
+from nexttransformer.ops.path_check import PathCheck, check_path, exercise_path, failure, limit_of
 from nexttransformer.ops.probes import Sizes, get_probe
+from nexttransformer.ops.self_check import Tuner
 from nexttransformer.protocol import FORMAL_V1, Protocol
 from nexttransformer.training.versions import device_name
 
@@ -39,11 +41,18 @@ def kernel_versions() -> list[Finding]:
 
 
 def check_all_kernels(
-    console: Console, ops: list[str], *, head_dim: int, device: torch.device, protocol: Protocol = FORMAL_V1
+    console: Console,
+    ops: list[str],
+    *,
+    head_dim: int,
+    device: torch.device,
+    protocol: Protocol = FORMAL_V1,
+    tuner: Tuner | None = None,
 ) -> tuple[list[PathCheck], list[Finding]]:
     """Measures every path of the given fused operations at a protocol's width and context, and prints the table.
 
-    Where fla-core's guard would raise, it is switched off for the measurement only.
+    Where fla-core's guard would raise, it is switched off for the measurement only. Kernels run with the tuner's
+    tiles, as in a run on this machine.
     """
     width, tokens = protocol.width, protocol.context_tokens
     table = Table(title=f"error ratios (limit) on {device_name(device)}, head dim {head_dim}, {tokens} tokens")
@@ -60,6 +69,8 @@ def check_all_kernels(
                     continue
                 guard = _guard(entry_point, found, device)
                 console.print(f"checking {op} {path}{'' if window is None else f' window {window}'} ...")
+                if tuner is not None and entry_point is not None:
+                    tuner.complete(partial(exercise_path, op, path, sizes, device=device, guard=guard))
                 check = check_path(op, path, sizes, device=device, guard=guard)
                 fla_core.set_guard_bypassed(False)
                 checks.append(check)
@@ -69,6 +80,8 @@ def check_all_kernels(
                     name = op if window is None else f"{op} window {window}"
                     cells = (check.guard, case, text or check.error or "", f"{check.seconds:.1f}", str(check.passed))
                     table.add_row(name, path, *cells)
+    if tuner is not None:
+        tuner.finish()
     console.print(table)
     return checks, findings
 

@@ -46,6 +46,27 @@ def test_a_full_length_run_is_judged_fast(full_run: FullLengthRun, view_and_seco
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit < MAX_BYTES
 
 
+def test_kernels_with_tiles_need_a_recorded_tuning(
+    view_and_seconds: tuple[RunView, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_and_seconds[0]
+    check = registered("A")["P5"]
+    given = view.attempt_starts
+
+    def judge(path: str, mode: str = "formal") -> list[str]:
+        starts = []
+        for logged, meta in given:
+            choices = [choice.model_copy(update={"path": path}) for choice in meta.kernels.choices]
+            kernels = meta.kernels.model_copy(update={"choices": choices})
+            starts.append((logged, meta.model_copy(update={"kernels": kernels, "mode": mode})))
+        monkeypatch.setattr(RunView, "attempt_starts", property(lambda view: starts))
+        return [finding.message for finding in run_check("P5", check, view)]
+
+    assert judge("native") == [] and judge("fla", "open") == []
+    findings = judge("fla")
+    assert len(findings) == len(given) and all("are not recorded" in message for message in findings)
+
+
 def test_a_configuration_over_budget_is_refused(
     view_and_seconds: tuple[RunView, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

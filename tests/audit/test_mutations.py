@@ -8,6 +8,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from nexttransformer import jsonio
 from nexttransformer.audit.report import AuditRecord
 from nexttransformer.audit.rules import RULES, RUN_RULE_IDS
 from tests.audit.conftest import found
@@ -176,6 +177,57 @@ def p5_other_torch(run: RunCopy) -> None:
 def p5_old_torch_everywhere(run: RunCopy) -> None:
     for number in (0, 1):
         run.event("attempt_start", number)["meta"]["versions"]["torch"] = "2.4.0"
+
+
+def set_tuning(run: RunCopy, *num_warps: int) -> None:
+    """Writes the tiles of the first attempt to the folder, and the digest of each attempt's into its start."""
+    entry = {"key": [2, "torch.float32"], "kwargs": {}, "num_stages": 3, "num_ctas": 1, "maxnreg": None}
+    for number, warps in enumerate(num_warps):
+        kernels = {"fla.ops.utils.cumsum.chunk_local_cumsum_scalar_kernel": [{**entry, "num_warps": warps}]}
+        document = {"schema": "nexttransformer.kernel_tuning/1", "gpu": "cpu", "triton": "3.7.1", "fla_core": "0.6.0"}
+        content = {**document, "kernels": kernels}
+        run.event("attempt_start", number)["meta"]["kernels"]["tuning"] = {
+            "digest": jsonio.digest(content),
+            "source": "run" if number else "measured",
+        }
+        if number == 0:
+            run.replace("kernel_tuning.json", jsonio.pretty_bytes(content))
+
+
+@case(P5="error")
+@sealed
+def p5_other_tuning(run: RunCopy) -> None:
+    set_tuning(run, 2, 4)
+
+
+@case()
+@sealed
+def p5_other_tuning_on_another_gpu(run: RunCopy) -> None:
+    set_tuning(run, 2, 4)
+    run.event("attempt_start", 1)["meta"]["gpus"] = {"NVIDIA H100": 2}
+
+
+@case(P5="error")
+@sealed
+def p5_tuning_file_lost(run: RunCopy) -> None:
+    set_tuning(run, 2, 2)
+    (run.root / "kernel_tuning.json").unlink()
+
+
+@case(P5="error")
+@sealed
+def p5_tuning_file_of_another_run(run: RunCopy) -> None:
+    set_tuning(run, 2, 2)
+    with run.edit("kernel_tuning.json") as value:
+        value["triton"] = "3.6.0"
+
+
+@case(L4="error")
+@sealed
+def l4_tuning_file(run: RunCopy) -> None:
+    set_tuning(run, 2, 2)
+    with run.edit("kernel_tuning.json") as value:
+        del value["kernels"]
 
 
 @case(P6="error")

@@ -173,6 +173,43 @@ def test_guard_in_force_raises_instead_of_training_wrong(stub, monkeypatch):
     assert not check.passed and "RuntimeError: Triton >= 3.4.0" in str(check.error)
 
 
+class PlainTuner:
+    """Runs what it is given and notes what the kernels were asked for by then."""
+
+    def __init__(self, stub):
+        self.stub, self.calls = stub, []
+
+    def complete(self, exercise):
+        before = len(self.stub.calls)
+        exercise()
+        self.calls.append(self.stub.calls[before:])
+        self.stub.calls.clear()
+
+    def finish(self):
+        return {"digest": "ab" * 32, "source": "measured"}
+
+
+def test_kernels_are_tuned_before_they_are_checked(stub, monkeypatch):
+    use_versions(monkeypatch, stub, AFFECTED)
+    stub.damage["gdn"] = 15.0
+    tuner = PlainTuner(stub)
+    with pytest.warns(RuntimeWarning, match="kda_broadcast"):
+        self_check.decide_path(
+            "gated_delta_rule", SIZES, mode="smoke", device=CPU, dtype=torch.bfloat16, all_agree=bool, tuner=tuner
+        )
+    # Both routes, forward and backward of three cases each; the guard is off for the first.
+    assert [len(calls) for calls in tuner.calls] == [6, 6]
+    assert all("gdn" in call for call in tuner.calls[0]) and all("kda" in call for call in tuner.calls[1])
+
+
+def test_only_kernels_of_fla_core_are_tuned(stub):
+    tuner = PlainTuner(stub)
+    self_check.decide_path(
+        "attention", SIZES, mode="open", device=CPU, dtype=torch.bfloat16, all_agree=bool, tuner=tuner
+    )
+    assert tuner.calls == []
+
+
 def test_all_ranks_pass_or_none(stub):
     # This rank finds nothing wrong; the reduction says that another one failed its check.
     answers = iter([True, True, False])
@@ -194,7 +231,7 @@ def test_verdict_on_a_cpu_is_json_and_measures_nothing():
     config = resolve_method(method_files()["gdn_hybrid"], "test-v1")
     verdict = self_check.check_kernels(config, mode="open", device=CPU)
     assert json.loads(json.dumps(verdict, allow_nan=False)) == verdict
-    assert verdict["passed"] and verdict["checks"] == [] and verdict["gpu"] is None
+    assert verdict["passed"] and verdict["checks"] == [] and verdict["gpu"] is None and verdict["tuning"] is None
     assert {(c["op"], c["path"], c["reason"]) for c in verdict["choices"]} == {
         (op, "reference", "cpu")
         for op in ("attention", "cross_entropy", "gated_delta_rule", "relu_squared", "rotary_heads")

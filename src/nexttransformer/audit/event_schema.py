@@ -1,6 +1,6 @@
 """Schemas of the `meta` of every kind of event, and the values each kind may have."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from nexttransformer.training.events import EventKey
 from nexttransformer.training.run_schema import DataDigests, Mode
@@ -55,6 +55,13 @@ class KernelChoice(StrictPart):
     problem: str | None
 
 
+class KernelTuning(StrictPart):
+    """The tiles of fla-core's kernels: digest of the document, and where it came from."""
+
+    digest: Digest
+    source: Literal["run", "site", "package", "measured"]
+
+
 class KernelVerdict(StrictPart):
     """The kernel self-check of an attempt; the measured ratios are kept as they are."""
 
@@ -62,6 +69,7 @@ class KernelVerdict(StrictPart):
 
     choices: list[KernelChoice]
     passed: bool
+    tuning: KernelTuning | None = None
 
 
 class AttemptStart(Meta):

@@ -20,7 +20,9 @@ CHECKPOINT_NAME = re.compile(r"checkpoint_(\d{8})")
 _OPENED = re.compile(r"evaluations|checkpoint_\d{8}")
 # Launcher output and what users may put beside a run; not looked into.
 _ALLOWED_FOLDERS = re.compile(r"logs|export")
-_ALLOWED_FILES = re.compile(r"train\.lock|stop_requested|evaluation[A-Za-z0-9._-]*\.json|report\.html")
+_ALLOWED_FILES = re.compile(
+    r"train\.lock|stop_requested|kernel_tuning\.json|evaluation[A-Za-z0-9._-]*\.json|report\.html"
+)
 _OPTIMIZER_FILE = re.compile(r"optimizer_\d{5}_of_\d{5}\.safetensors")
 SAFE_NAME = re.compile(r"[A-Za-z0-9._-]+")
 

@@ -8,7 +8,7 @@ from nexttransformer import jsonio, provenance
 from nexttransformer.audit.cell import guarded
 from nexttransformer.audit.check import Finding, check, differs, error, warning
 from nexttransformer.audit.code_reference import imports_outside
-from nexttransformer.audit.event_schema import AttemptStart, KernelVerdict
+from nexttransformer.audit.kernel_findings import kernel_findings
 from nexttransformer.audit.private_text import find_private
 from nexttransformer.audit.run_view import RunView
 
@@ -188,22 +188,12 @@ def check_versions(view: RunView) -> Iterator[Finding]:
         yield from differs(
             "FLA differs between attempts: its version", f"{where}.fla", expected=first.fla, got=found.fla
         )
-        yield from _kernel_findings(f"{logged.where} meta.kernels", starts[0][1].kernels, meta)
         for name, (low, high), text in (("python", PYTHON_RANGE, found.python), ("torch", TORCH_RANGE, found.torch)):
             match = re.match(r"(\d{1,4})\.(\d{1,4})", text)
             if match is None or not low <= (int(match[1]), int(match[2])) < high:
                 wanted = f"{low[0]}.{low[1]} or later, below {high[0]}.{high[1]}"
                 yield warning("Outside the supported versions.", f"{where}.{name}", expected=wanted, got=text)
-
-
-def _kernel_findings(where: str, first: KernelVerdict, meta: AttemptStart) -> Iterator[Finding]:
-    """Every attempt ran the same implementations; those of a formal run passed their self-check."""
-    expected, got = (
-        {each.op: f"{each.path}, guard {each.guard}" for each in one.choices} for one in (first, meta.kernels)
-    )
-    yield from differs("Kernels differ between attempts: what ran", f"{where}.choices", expected=expected, got=got)
-    if meta.mode == "formal" and not meta.kernels.passed:
-        yield error("The kernel self-check did not pass.", f"{where}.passed", expected=True, got=False)
+    yield from kernel_findings(view)
 
 
 @check("P6")

@@ -42,8 +42,8 @@ P1 E  AR  Protocol id, digest and constants equal the package's, in every file t
 P2 E  A   The recorded configuration is its digest, and it is the registered file's at the recorded commit.
 P3 EW A   The code is a clean commit, the same in all attempts, and its files are that commit's.
 P4 EW A   The part files are those of that commit; they import only the package and declared dependencies (warning).
-P5 EW A   Versions are recorded; torch and FLA are the same in all attempts; versions outside the supported range are
-          a warning.
+P5 EW A   Versions and kernel tuning are recorded; torch, FLA, kernels and, on one kind of GPU, their tuning are the
+          same in all attempts; versions outside the supported range are a warning.
 P6 E  AXR GPU names and counts are recorded; nothing exported holds host or user names, absolute paths, addresses or
           tokens.
 C1 E  A   Updates, rows, context and total tokens are the protocol's.

@@ -21,6 +21,7 @@ from nexttransformer.evaluation.results import EvaluationRecord
 from nexttransformer.training.checkpoint_files import checkpoint_name
 from nexttransformer.training.events import EventKey
 from nexttransformer.training.run_schema import RunRecord, RunState
+from nexttransformer.training.tuning_document import TUNING_FILE, TuningDocument
 
 
 class RunView:
@@ -30,6 +31,7 @@ class RunView:
         root, method, reference: what is judged, as whose run, by what.
         files: entries of the folder and the problems found while reading.
         run, state, events, metrics: the four files at the top.
+        tuning: kernel tiles of the run, where it has such a file.
         evaluations: file name -> record, of every JSON file in `evaluations/` and every expected one.
         checkpoints: update -> checkpoint folder.
     """
@@ -54,6 +56,7 @@ class RunView:
         self.state: Cell[RunState] = files.record("run_state.json", RunState)
         self.events: Cell[EventLog] = files.load("events.jsonl", lambda path: read_events(path, files.report))
         self.metrics: Cell[Metrics] = files.load("metrics.jsonl", lambda path: Metrics(path, files.report))
+        self.tuning: Cell[TuningDocument] = files.record(TUNING_FILE, TuningDocument)
         names = dict.fromkeys(folders.expected_evaluations(reference.protocol))
         names |= dict.fromkeys(
             name for name in files.entries if name.startswith("evaluations/") and name.endswith(".json")

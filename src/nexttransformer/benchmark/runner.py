@@ -22,9 +22,11 @@ from nexttransformer.benchmark.transfer import measure_communication, measure_da
 from nexttransformer.config import ModelConfig
 from nexttransformer.evaluation.failures import describe
 from nexttransformer.ops.self_check import check_kernels
+from nexttransformer.site_config import default_cache_root
 from nexttransformer.training.collectives import all_agree
 from nexttransformer.training.compile_cache import set_cache_folders
 from nexttransformer.training.distributed import World
+from nexttransformer.training.kernel_tuning import KernelTuning
 from nexttransformer.training.shares import largest_share
 
 # A sweep starts here: below, large models only show launch overhead.
@@ -136,8 +138,14 @@ class Benchmark:
 
     def _kernels(self, config: ModelConfig) -> dict[str, Any]:
         agree = partial(all_agree, collectives=self.world.control)
-        verdict = check_kernels(config, mode="open", device=self.world.device, all_agree=agree)
-        return {key: verdict[key] for key in ("choices", "passed", "seconds")}
+        site, world = self.options.site, self.world
+        tuning = KernelTuning(
+            world.control, world.device, cache_root=site.cache_root if site is not None else default_cache_root()
+        )
+        verdict = check_kernels(config, mode="open", device=world.device, all_agree=agree, tuner=tuning)
+        for note in tuning.notes:
+            self.say(note)
+        return {key: verdict[key] for key in ("choices", "passed", "seconds", "tuning")}
 
     def _sweep(self, subject: Subject, entry: dict[str, Any]) -> None:
         """Adds the step at doubled micro-batches until one does not fit."""

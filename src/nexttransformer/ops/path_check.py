@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from nexttransformer.ops import fla_core
-from nexttransformer.ops.probes import GRADIENT_LIMITS, OUTPUT_LIMITS, Case, Probe, Sizes, get_probe
+from nexttransformer.ops.probes import GRADIENT_LIMITS, OUTPUT_LIMITS, Case, Inputs, Probe, Sizes, get_probe
 
 _SEED = 20_260
+_TUNING_ROWS = 8
 # Ratio recorded for a tensor with NaN or infinity, which JSON cannot hold.
 NOT_FINITE = 1e30
 
@@ -55,8 +56,7 @@ def error_ratio(actual: Tensor, expected: Tensor) -> float:
 def compare(probe: Probe, path: str, sizes: Sizes, case: Case, device: torch.device, dtype: torch.dtype) -> dict:
     """Returns the error ratio of every output and gradient of one case."""
     generator = torch.Generator().manual_seed(_SEED + case.num_tokens)
-    inputs = probe.make_inputs(sizes, case, generator)
-    given = {name: x.to(device, dtype if name in probe.rounded else x.dtype) for name, x in inputs.items()}
+    given = _given_inputs(probe, sizes, case, generator, device, dtype)
     fast_inputs = {name: x.detach().requires_grad_() for name, x in given.items()}
     exact_inputs = {name: x.double().requires_grad_() for name, x in given.items()}
     fast, exact = probe.run[path](fast_inputs, sizes), probe.reference(exact_inputs, sizes)
@@ -72,6 +72,30 @@ def compare(probe: Probe, path: str, sizes: Sizes, case: Case, device: torch.dev
         gradients.append(torch.autograd.grad([outputs[name] for name in names], list(leaves.values()), weights))
     ratios |= {f"d{name}": error_ratio(a, b) for name, a, b in zip(given, *gradients, strict=True)}
     return ratios
+
+
+def _given_inputs(
+    probe: Probe, sizes: Sizes, case: Case, generator: torch.Generator, device: torch.device, dtype: torch.dtype
+) -> Inputs:
+    inputs = probe.make_inputs(sizes, case, generator)
+    return {name: x.to(device, dtype if name in probe.rounded else x.dtype) for name, x in inputs.items()}
+
+
+def exercise_path(
+    op: str, path: str, sizes: Sizes, *, device: torch.device, dtype: torch.dtype = torch.bfloat16, guard: str = "none"
+) -> None:
+    """Runs one path of a recurrent operation forward and backward, each case of its check, so that kernels are tuned.
+
+    Tiles are measured at a batch as in training; the check itself has one row. Raises what the kernel raises.
+    """
+    if guard == "bypassed":
+        fla_core.set_guard_bypassed(True)
+    probe, generator = get_probe(op), torch.Generator().manual_seed(_SEED)
+    for case in probe.cases(sizes):
+        given = _given_inputs(probe, sizes, case, generator, device, dtype)
+        leaves = {name: torch.cat([x] * _TUNING_ROWS).requires_grad_() for name, x in given.items()}
+        outputs = list(probe.run[path](leaves, sizes).values())
+        torch.autograd.grad(outputs, list(leaves.values()), [torch.randn_like(x) for x in outputs])
 
 
 def check_path(

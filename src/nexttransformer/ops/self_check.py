@@ -7,7 +7,7 @@ at the shapes in use, and at one length that is not a multiple of the chunk. All
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -15,7 +15,7 @@ from nexttransformer.config import ModelConfig
 from nexttransformer.errors import ProtocolError
 from nexttransformer.ops import backends, fla_core
 from nexttransformer.ops.backends import Choice
-from nexttransformer.ops.path_check import PathCheck, check_path, failure
+from nexttransformer.ops.path_check import PathCheck, check_path, exercise_path, failure
 from nexttransformer.ops.probes import GRADIENT_LIMITS, OUTPUT_LIMITS, Probe, Sizes, get_probe
 from nexttransformer.registry import load_part
 
@@ -31,6 +31,18 @@ WINDOWED_OPS = ("attention", "forgetting_attention")
 
 # Reduces a condition over all ranks: true where it holds on every rank.
 AllAgree = Callable[[bool], bool]
+
+
+class Tuner(Protocol):
+    """Gives all ranks the same tiles before a kernel is checked; see `training.kernel_tuning`."""
+
+    def complete(self, exercise: Callable[[], None]) -> None:
+        """Tunes what `exercise` runs, on rank 0 alone, and installs the tiles everywhere. Collective."""
+        ...
+
+    def finish(self) -> dict[str, str] | None:
+        """Returns digest and source of the tiles, or None if nothing was tuned. Collective."""
+        ...
 
 
 def fused_ops(config: ModelConfig) -> list[tuple[str, Sizes]]:
@@ -62,6 +74,7 @@ def check_kernels(
     device: torch.device,
     dtype: torch.dtype = torch.bfloat16,
     all_agree: AllAgree = bool,
+    tuner: Tuner | None = None,
 ) -> dict[str, Any]:
     """Checks the fused operations of a composition, chooses what runs, and returns the verdict for the record.
 
@@ -73,8 +86,10 @@ def check_kernels(
         device: this rank's device. On a CPU nothing is fused and nothing is measured.
         dtype: compute dtype of the run.
         all_agree: logical and over all ranks; called the same number of times on each.
+        tuner: chooses the tiles of fla-core's kernels; None leaves it to each process.
 
     Raises:
+        ConfigError: if a stored tuning cannot be used, on every rank, in one line.
         ProtocolError: if the policy refuses the run, on every rank, in one line.
     """
     start = time.perf_counter()
@@ -85,7 +100,7 @@ def check_kernels(
         if not is_fused:
             backends.choose(Choice(describe(op, sizes), "reference", "cpu" if device.type == "cpu" else "float32"))
             continue
-        checks += decide_path(op, sizes, mode=mode, device=device, dtype=dtype, all_agree=all_agree)
+        checks += decide_path(op, sizes, mode=mode, device=device, dtype=dtype, all_agree=all_agree, tuner=tuner)
     return {
         "schema": SCHEMA,
         "mode": mode,
@@ -95,13 +110,21 @@ def check_kernels(
         "limits": {**OUTPUT_LIMITS, **{f"d{name}": limit for name, limit in GRADIENT_LIMITS.items()}},
         "checks": [asdict(check) for check in checks],
         "choices": backends.choices(),
+        "tuning": None if tuner is None else tuner.finish(),
         "passed": all(choice["reason"] in _TRUSTED for choice in backends.choices()),
         "seconds": round(time.perf_counter() - start, 3),
     }
 
 
 def decide_path(
-    op: str, sizes: Sizes, *, mode: str, device: torch.device, dtype: torch.dtype, all_agree: AllAgree
+    op: str,
+    sizes: Sizes,
+    *,
+    mode: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    all_agree: AllAgree,
+    tuner: Tuner | None = None,
 ) -> list[PathCheck]:
     """Runs the policy table of the specification for one operation; registers the choice."""
     probe, name = get_probe(op), describe(op, sizes)
@@ -109,6 +132,8 @@ def decide_path(
     is_formal = mode == "formal"
 
     def measured(path: str, guard: str) -> tuple[PathCheck, bool]:
+        if tuner is not None and probe.entry_points[path] is not None:
+            tuner.complete(lambda: exercise_path(op, path, sizes, device=device, dtype=dtype, guard=guard))
         check = check_path(op, path, sizes, device=device, dtype=dtype, guard=guard)
         return check, all_agree(check.passed)
 

@@ -8,6 +8,7 @@ from typing import Literal
 from nexttransformer import jsonio
 from nexttransformer.errors import CheckpointError, NextTransformerError
 from nexttransformer.training.run_schema import RunRecord, RunState
+from nexttransformer.training.tuning_document import TUNING_FILE
 
 EvaluationKind = Literal["val_curve", "core", "final"]
 
@@ -42,6 +43,11 @@ class RunFolder:
     def metrics(self) -> Path:
         """One line per update."""
         return self.root / "metrics.jsonl"
+
+    @property
+    def kernel_tuning(self) -> Path:
+        """The tiles of fla-core's kernels in use; on a GPU, where the method has such kernels."""
+        return self.root / TUNING_FILE
 
     @property
     def lock(self) -> Path:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from nexttransformer.training.compile_cache import set_cache_folders
 from nexttransformer.training.distributed import World, broadcast_parameters
 from nexttransformer.training.events import EventKey
 from nexttransformer.training.journal import Journal, complete_log
+from nexttransformer.training.kernel_tuning import KernelTuning
 from nexttransformer.training.launch_plan import LaunchPlan, plan_launch
 from nexttransformer.training.lock import LockLost, RunLock
 from nexttransformer.training.metrics_math import Throughput, peak_flops
@@ -114,13 +116,16 @@ def open_session(options: TrainOptions, world: World, hook: Hook = no_hook) -> S
     plan = on_rank0(lambda: plan_launch(folder, candidate, options.resume), control)
     if plan.finished_line is not None:
         return plan.finished_line
+    tuning = _kernel_tuning(options, world, folder)
     kernels = check_kernels(
         options.config,
         mode=options.mode,
         device=world.device,
         dtype=torch.bfloat16 if world.device.type == "cuda" else torch.float32,
         all_agree=partial(all_agree, collectives=control),
+        tuner=tuning,
     )
+    warnings += tuning.notes
     throughput = Throughput(
         flops_per_token=budget.training_flops_per_token,
         nominal_flops_per_token=budget.nominal_flops_per_token,
@@ -154,7 +159,7 @@ def open_session(options: TrainOptions, world: World, hook: Hook = no_hook) -> S
             hosts=[host for host, _ in devices],
             devices=[device for _, device in devices],
         )
-        journal = on_all_ranks(lambda: _open_journal(options, world, folder, plan, choice), control)
+        journal = on_all_ranks(lambda: _open_journal(options, world, folder, plan, choice, tuning), control)
     except BaseException:
         if lock is not None:
             lock.release()
@@ -259,11 +264,27 @@ def _check_equal_weights(world: World, model: Decoder) -> None:
         raise ProtocolError(f"Initial weights are not the same on all ranks: {difference}. Check that machine.")
 
 
-def _open_journal(options: TrainOptions, world: World, folder: RunFolder, plan: LaunchPlan, choice: Choice) -> Journal:
+def _kernel_tuning(options: TrainOptions, world: World, folder: RunFolder) -> KernelTuning:
+    """Kernel tiles: the run's own, of this folder or of the one it is moved from, or the site's."""
+    files = [folder.kernel_tuning]
+    if options.resume not in ("auto", "never"):
+        files.append(RunFolder(Path(options.resume).parent).kernel_tuning)
+    return KernelTuning(world.control, world.device, cache_root=options.site.cache_root, run_files=files)
+
+
+def _open_journal(
+    options: TrainOptions,
+    world: World,
+    folder: RunFolder,
+    plan: LaunchPlan,
+    choice: Choice,
+    tuning: KernelTuning,
+) -> Journal:
     trackers = None
     if world.is_main:
         if plan.is_new:
             folder.create(plan.record)
+        tuning.save(folder.kernel_tuning)
         folder.logs.mkdir(exist_ok=True)
         trackers = Trackers(
             list(options.site.trackers),
