@@ -7,6 +7,7 @@ from nexttransformer import jsonio
 from nexttransformer.errors import EXIT_OK, CheckpointError, ConfigError, join_problems, run_command
 from nexttransformer.reporting.page import render_report
 from nexttransformer.reporting.run_view import RunView, read_run
+from nexttransformer.reporting.summary import one_line
 from nexttransformer.reporting.svg import draw_svg
 from nexttransformer.reporting.words import LANGUAGES, words_of
 
@@ -24,9 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.svg is not None:
         _write(arguments.svg, draw_svg(runs, words_of(arguments.lang)), "--svg")
     for run in runs:
-        bpb = run.bpb_curve
-        shown = f", BPB {bpb[-1][1]:.4f}" if bpb else ""
-        print(f"{run.name}: {run.status}, update {run.timeline.last_update:,} of {run.last_update or '?'}{shown}")
+        print(f"{run.name}: {one_line(run)}")
         for line in run.problems:
             print(f"{run.name}: could not be read: {line}")
     print(f"Written: {output}" + (f", {arguments.svg}" if arguments.svg else ""))

@@ -275,6 +275,17 @@ def test_no_file_of_the_run_is_replaced(tmp_path: Path):
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
 
 
+def test_speed_of_a_short_run_leaves_out_the_update_that_compiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    root = write_run(tmp_path / "dense", [Launch(0, 2, "finished")], num_updates=2)
+    lines = [json.loads(each) for each in (root / "metrics.jsonl").read_text().splitlines()]
+    for values, (seconds, speed) in zip(lines, [(70.9, 14_780.0), (10.1, 103_320.0)], strict=True):
+        values |= {"seconds": seconds, "tokens_per_second": speed, "peak_memory_bytes": 38 * 2**30}
+    (root / "metrics.jsonl").write_text("".join(json.dumps(values) + "\n" for values in lines))
+    assert report.main([str(root)]) == 0
+    first_line = capsys.readouterr().out.splitlines()[0]
+    assert ", 103,320 tokens/s, 38.0 GiB, first update 1 min 11 s" in first_line
+
+
 def test_a_run_before_its_first_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     root = write_run(tmp_path / "dense", [Launch(0, 0, "killed")], status="running")
     (root / "metrics.jsonl").unlink()

@@ -1,6 +1,8 @@
 """Folders of compiled code: one per job and local rank, on a local disk, begun with a copy of the last complete one."""
 
 import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,7 @@ weka /scratch wekafs rw 0 0
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_cache, "_held", {})
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "SLURM_JOB_ID"):
         # Set first, so that what the code under test sets is undone as well.
         monkeypatch.setenv(name, "")
@@ -58,8 +61,33 @@ def test_one_folder_per_job_and_local_rank(tmp_path: Path) -> None:
     assert start(tmp_path, "7") == (tmp_path / "inductor/7/rank_1", [])
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton/7/rank_1")
     assert start(tmp_path, "7", replace(GPU, local_rank=0))[0] == tmp_path / "inductor/7/rank_0"
-    # On a CPU nothing is compiled, and nothing is made.
+
+
+def test_nothing_is_made_on_a_cpu(tmp_path: Path) -> None:
+    start(tmp_path, "7", replace(GPU, device=torch.device("cpu")))
     assert list(tmp_path.iterdir()) == []
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from nexttransformer.training import compile_cache
+print(compile_cache._claim(Path(sys.argv[1]), "local", "rank_0"), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_runs_started_by_hand_at_the_same_time_do_not_share(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as first, subprocess.Popen(command, **pipes) as second:
+        folders = {each.stdout.readline().strip() for each in (first, second)}
+        assert folders == {str(tmp_path / "local/rank_0"), str(tmp_path / "local-2/rank_0")}
+        first.kill()
+        second.kill()
+    # A hold ends with its process, whatever ended it.
+    assert compile_cache._claim(tmp_path, "local", "rank_0") == tmp_path / "local/rank_0"
+    assert compile_cache._claim(tmp_path, "local", "rank_0") == tmp_path / "local/rank_0"
 
 
 def test_a_new_job_begins_with_a_copy_of_the_newest_complete_one(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from nexttransformer.training.metrics import read_metrics
 from nexttransformer.training.run_folder import RunFolder
 from nexttransformer.training.run_schema import RunRecord
 
-# Updates whose speed says little: compilation, first allocations, caches.
-_WARM_UPDATES = 10
+# Updates of an attempt whose speed says little: compilation, first allocations, caches. A run that has no others
+# (a smoke run) is judged by all but the first.
+_WARM_UPDATES = (10, 1)
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,13 @@ class RunView:
         return max(values, default=None)
 
     @property
+    def first_update_seconds(self) -> float | None:
+        """Time of the newest attempt's first update, compilation included; None without one."""
+        newest = self.timeline.attempts[-1] if self.timeline.attempts else None
+        lines = [line for line in self.timeline.effective if newest is not None and line.attempt == newest.number]
+        return lines[0].seconds if lines else None
+
+    @property
     def device_hours(self) -> float | None:
         """Training hours times processes over all updates run, superseded ones included; None without log."""
         sizes = {
@@ -120,9 +128,12 @@ class RunView:
         return [item for item in self.evaluations if item.kind == kind]
 
     def _warm_lines(self) -> list[Any]:
-        begin = {item.number: item.resumed_update + _WARM_UPDATES for item in self.timeline.attempts}
-        warm = [line for line in self.timeline.effective if line.update > begin.get(line.attempt, 0)]
-        return warm or self.timeline.effective
+        first = {item.number: item.resumed_update for item in self.timeline.attempts}
+        for skipped in _WARM_UPDATES:
+            warm = [line for line in self.timeline.effective if line.update > first.get(line.attempt, 0) + skipped]
+            if warm:
+                return warm
+        return self.timeline.effective
 
 
 def read_run(root: Path, name: str) -> RunView:

@@ -31,6 +31,18 @@ def core_text(evaluation: Evaluation | None, words: dict[str, str]) -> Row:
     return formats.points(evaluation.core_limited), words["core_limited"]
 
 
+def one_line(run: RunView) -> str:
+    """Returns a run's state, score and cost in one line for a terminal."""
+    done, curve, memory = run.timeline.last_update, run.bpb_curve, run.peak_memory_bytes
+    parts = [f"{run.status}, update {done:,} of {run.last_update or '?'}"]
+    if run.timeline.effective:
+        parts += [f"loss {last_loss(run):.4f}", f"{formats.count(run.tokens_per_second)} tokens/s"]
+        parts += [formats.data_bytes(memory)] if memory is not None else []
+        parts += [f"first update {formats.seconds(run.first_update_seconds)}"]
+    parts += [f"BPB {curve[-1][1]:.4f}"] if curve else []
+    return ", ".join(parts)
+
+
 def key_figures(run: RunView, words: dict[str, str]) -> list[tuple[str, str, str]]:
     """Returns the cards on top of a run: label, value, remark."""
     lines = run.timeline.effective
@@ -117,5 +129,7 @@ def comparison(runs: list[RunView], words: dict[str, str]) -> list[tuple[str, li
         (words["flops_row"], number("model.training_flops_per_token")),
         (words["speed_row"], [formats.count(run.tokens_per_second) for run in runs]),
         (words["hours_row"], [formats.hours(run.device_hours) for run in runs]),
+        (words["memory_row"], [formats.data_bytes(run.peak_memory_bytes) for run in runs]),
+        (words["first_update_row"], [formats.seconds(run.first_update_seconds) for run in runs]),
         (words["seed"], number("seed")),
     ]

@@ -3,9 +3,11 @@
 Concurrent processes that share one cache have corrupted it (triton#2688, pytorch#134384), and network file
 systems are slow and break its renames. A new job would therefore compile everything again; it begins with a
 copy of what the last job on this node compiled. The entries are named by what they were compiled from, so an
-old one can be useless, never wrong.
+old one can be useless, never wrong. Jobs without a number of their own (two runs started by hand on the GPUs of
+one machine) are told apart by a lock: the second takes a folder of its own.
 """
 
+import fcntl
 import os
 import re
 import shutil
@@ -23,6 +25,8 @@ _NETWORK_TYPES = re.compile(
 _MARKER = ".warm"
 _DEFAULT_JOB = "local"
 _KEPT_SECONDS = 30 * 24 * 3600
+# Folders this process uses -> its hold on them, which ends with the process.
+_held: dict[Path, int] = {}
 
 
 def set_cache_folders(cache_root: Path, world: World) -> list[str]:
@@ -40,6 +44,7 @@ def set_cache_folders(cache_root: Path, world: World) -> list[str]:
                 root, own = local, local / job / own.name
             try:
                 _remove_old(root, job)
+                own = _claim(root, job, own.name)
                 _warm_up(root, own)
             except OSError as error:
                 warnings.append(f"{own}: starts empty, compiling takes longer: {error.strerror}.")
@@ -68,6 +73,25 @@ def file_system(path: Path, mounts: str | None = None) -> str:
         if resolved.is_relative_to(place) and len(place.parts) >= best:
             best, kind = len(place.parts), found
     return kind
+
+
+def _claim(root: Path, job: str, name: str) -> Path:
+    """Returns the first of root/job/name, root/job-2/name, ... that no other living process uses, and holds it."""
+    number = 1
+    while True:
+        folder = root / (job if number == 1 else f"{job}-{number}") / name
+        if folder in _held:
+            return folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        hold = os.open(folder.with_name(f".{name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(hold)
+            number += 1
+            continue
+        _held[folder] = hold
+        return folder
 
 
 def _warm_up(root: Path, own: Path) -> None:
