@@ -141,7 +141,9 @@ def test_real_kernels_of_our_operations_are_known(real, module):
 
 
 def test_real_configurations_go_out_and_in(real):
-    choices = {(kernel, (1, "torch.bfloat16")): tuning.tile_of(each.configs[-1]) for kernel, each in real.items()}
+    choices: tuning.Choices = {
+        (kernel, (1, "torch.bfloat16")): tuning.tile_of(each.configs[-1]) for kernel, each in real.items()
+    }
     tuning.install(choices)
     assert tuning.refused(choices) == []
     for autotuner in real.values():

@@ -9,13 +9,17 @@ import pytest
 import torch
 
 from nexttransformer.errors import CheckpointError, ConfigError
-from nexttransformer.ops import backends
-from nexttransformer.training import kernel_tuning
+from nexttransformer.ops import backends, self_check
+from nexttransformer.training import kernel_tuning, session
 from nexttransformer.training.collectives import GroupCollectives, SingleProcess
+from nexttransformer.training.distributed import Limits, connect
 from nexttransformer.training.kernel_tuning import KernelTuning
+from nexttransformer.training.options import parse_options
+from nexttransformer.training.run_folder import RunFolder
 from nexttransformer.training.tuning_document import TuningDocument, file_name
 from tests.distributed import run_ranks
 from tests.ops.triton_stub import Kernels
+from tests.training.trainer_runs import arguments
 
 CPU = torch.device("cpu")
 VERSIONS = backends.Versions("2.12.1", "13.0", "580.1", "3.7.1", "0.6.0")
@@ -209,6 +213,49 @@ def test_the_package_holds_readable_documents():
     for path in kernel_tuning.PACKAGE_FOLDER.glob("*.json"):
         assert file_name(TuningDocument.read_choices(path).machine) == path.name
     assert (kernel_tuning.PACKAGE_FOLDER / "README.md").is_file()
+
+
+def test_every_attempt_of_a_run_has_the_same_tiles(prepared_site, tmp_path, monkeypatch):
+    """The real start of a run; only the self-check is told that there is something to tune on this CPU."""
+    kernels = Kernels()
+    kernels.install(monkeypatch)
+    monkeypatch.setattr(kernel_tuning, "PACKAGE_FOLDER", tmp_path / "package")
+    monkeypatch.setattr(backends, "versions", lambda: VERSIONS)
+    site = json.loads(prepared_site.read_text()) | {"data_root": str(prepared_site.parent / "data")}
+    (tmp_path / "site.json").write_text(json.dumps({**site, "cache_root": "cache"}))
+
+    def check_kernels(*arguments: Any, tuner: KernelTuning, **named: Any) -> dict[str, Any]:
+        tuner.complete(kernels.exercise)
+        return {**self_check.check_kernels(*arguments, **named), "tuning": tuner.finish()}
+
+    monkeypatch.setattr(session, "check_kernels", check_kernels)
+
+    def launch(output: Path, *more: str) -> None:
+        options = parse_options(arguments(tmp_path / "site.json", output, *more))
+        opened = session.open_session(options, connect(options.place, Limits(), output / "logs"))
+        assert isinstance(opened, session.Session)
+        opened.close()
+
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    launch(run)
+    # What would win by now, and what the site has by now, do not matter any more.
+    kernels.sums.fastest = kernels.sums.configs[2]
+    write(tmp_path / f"cache/tuning/{SITE_NAME}", kernels={"fla.ops.common.states": [states_of(width=64)]})
+    launch(run)
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    verdicts = [event["meta"]["kernels"]["tuning"] for event in events if event["key"] == "attempt_start"]
+    assert verdicts == [{"digest": DIGEST, "source": source} for source in ("measured", "run")]
+    assert json.loads((run / "kernel_tuning.json").read_text()) == DOCUMENT
+
+    (moved / "checkpoint_00000001").mkdir(parents=True)
+    (run / "kernel_tuning.json").rename(moved / "kernel_tuning.json")
+    tuning = session._kernel_tuning(
+        parse_options(arguments(tmp_path / "site.json", run, "--resume", str(moved / "checkpoint_00000001"))),
+        connect(parse_options(arguments(tmp_path / "site.json", run)).place, Limits(), run / "logs"),
+        RunFolder(run),
+    )
+    tuning.complete(kernels.exercise)
+    assert tuning.finish() == {"digest": DIGEST, "source": "run"}
 
 
 def tune_on_ranks(rank: int, world_size: int, folder: Path) -> Any:

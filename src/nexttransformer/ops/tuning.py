@@ -139,7 +139,8 @@ def install(choices: Choices, *, is_final: bool = False) -> None:
     autotuners = find_autotuners()
     configs, problems = _match(choices, autotuners)
     if problems:
-        raise ConfigError(f"Kernel tuning does not fit this machine: {problems[0]}")
+        advice = "Give every node the same GPUs and versions, and leave FLA_CACHE_MODE unset."
+        raise ConfigError(f"Kernel tuning does not fit this machine: {problems[0]} {advice}")
     for kernel, autotuner in autotuners.items():
         autotuner.keys = [name for name in autotuner.keys if name != _ROWS_ARGUMENT]
         autotuner.cache = TileCache(kernel, configs.get(kernel, {}), is_final=is_final)
