@@ -42,6 +42,7 @@ SCRIPTS = {
     "launch/install.sh": {"--cpu", "--gpu", "--force", "--help"},
     "launch/env.sh": {"--site-config"},
     "launch/demo.sh": set(),
+    "launch/smoke_all.sh": {"--site-config", "--output", "--micro-batch", "--protocol", "--help"},
     "launch/train.sh": "train",
     "launch/slurm.sbatch": "train",
     "launch/node.sh": "train",
