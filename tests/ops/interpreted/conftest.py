@@ -19,13 +19,18 @@ from tests.ops.interpreted.bfloat16 import make_exact
 OPERATIONS = ("rotary_heads", "relu_squared", "cross_entropy")
 
 
-@pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels run interpreted, and the public functions take their fused form for 16-bit CPU tensors."""
+@pytest.fixture(scope="session", autouse=True)
+def needs_interpreter() -> None:
+    """Skips, with the reason, where Triton is absent or would not interpret."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed; .ci/run installs it.")
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("needs TRITON_INTERPRET=1 from the start of the process, as .ci/run sets it.")
+
+
+@pytest.fixture(autouse=True)
+def interpreter(needs_interpreter: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels run interpreted, and the public functions take their fused form for 16-bit CPU tensors."""
     make_exact(monkeypatch)
     # Fewer programs than tiles, so that one program makes several.
     device = SimpleNamespace(multi_processor_count=3)
