@@ -38,6 +38,7 @@ class KernelTuning:
         *,
         cache_root: Path,
         run_files: Sequence[Path] = (),
+        say: Callable[[str], None] = print,
     ) -> None:
         """Reads nothing yet.
 
@@ -46,10 +47,11 @@ class KernelTuning:
             device: this rank's.
             cache_root: the site's cache.
             run_files: documents of the run, the first that is there counts.
+            say: prints a line, on rank 0.
         """
         self.notes: list[str] = []
         self._control, self._device = control, device
-        self._cache_root, self._run_files = cache_root, tuple(run_files)
+        self._cache_root, self._run_files, self._say = cache_root, tuple(run_files), say
         self._machine: tuple[str, str, str] | None = None
         self._sources: dict[str, Choices] = {}
         self._document: TuningDocument | None = None
@@ -100,6 +102,8 @@ class KernelTuning:
             self._load()
             self._sources = {source: self._read(path) for source, path in self._places().items()}
             tuning.install({item: tile for source in reversed(self._sources.values()) for item, tile in source.items()})
+            if not any(self._sources.values()):
+                self._say("kernels     measuring tiles once for this kind of GPU; takes minutes, then they are stored")
         try:
             exercise()
         # Whatever a kernel does here it does in its self-check too, where failing is a verdict; see `check_path`.

@@ -14,6 +14,21 @@ from nexttransformer.ops.relu_squared.tiles import Tile, chosen_tile
 
 
 @triton.jit
+def _halves(tile, rows: tl.constexpr, columns: tl.constexpr):
+    return tl.split(tl.permute(tl.reshape(tile, (rows, 2, columns // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def _finish(part, m, n, c_desc, aux_desc, is_backward: tl.constexpr):
+    if is_backward:
+        part *= 2.0 * tl.sqrt(aux_desc.load([m, n]).to(tl.float32))
+    else:
+        part = tl.maximum(part, 0.0)
+        part *= part
+    c_desc.store([m, n], part.to(tl.bfloat16))
+
+
+@triton.jit
 def _product_kernel(
     a_desc,
     b_desc,
@@ -26,6 +41,7 @@ def _product_kernel(
     block_n: tl.constexpr,
     block_k: tl.constexpr,
     group: tl.constexpr,
+    parts: tl.constexpr,
     num_programs: tl.constexpr,
     is_backward: tl.constexpr,
 ):
@@ -34,7 +50,6 @@ def _product_kernel(
     tiles_n = tl.cdiv(num_columns, block_n)
     num_tiles = tiles_m * tiles_n
     per_group = group * tiles_n
-    half: tl.constexpr = block_n // 2
     for tile in tl.range(tl.program_id(0), num_tiles, num_programs, flatten=True):
         first_m = (tile // per_group) * group
         rows_here = tl.minimum(tiles_m - first_m, group)
@@ -47,36 +62,36 @@ def _product_kernel(
                 total = tl.dot(a, b_desc.load([step * block_k, n]), total)
             else:
                 total = tl.dot(a, b_desc.load([n, step * block_k]).T, total)
-        # Two halves of the tile: smaller stores leave shared memory to the pipeline.
-        parts = tl.permute(tl.reshape(total, (block_m, 2, half)), (0, 2, 1))
-        left, right = tl.split(parts)
-        if is_backward:
-            left *= 2.0 * tl.sqrt(aux_desc.load([m, n]).to(tl.float32))
-            right *= 2.0 * tl.sqrt(aux_desc.load([m, n + half]).to(tl.float32))
+        # In parts: smaller loads and stores leave shared memory to the pipeline.
+        left, right = _halves(total, block_m, block_n)
+        if parts == 2:
+            _finish(left, m, n, c_desc, aux_desc, is_backward)
+            _finish(right, m, n + block_n // 2, c_desc, aux_desc, is_backward)
         else:
-            left = tl.maximum(left, 0.0)
-            right = tl.maximum(right, 0.0)
-            left *= left
-            right *= right
-        c_desc.store([m, n], left.to(tl.bfloat16))
-        c_desc.store([m, n + half], right.to(tl.bfloat16))
+            tl.static_assert(parts == 4)
+            first, second = _halves(left, block_m, block_n // 2)
+            third, fourth = _halves(right, block_m, block_n // 2)
+            _finish(first, m, n, c_desc, aux_desc, is_backward)
+            _finish(second, m, n + block_n // 4, c_desc, aux_desc, is_backward)
+            _finish(third, m, n + block_n // 2, c_desc, aux_desc, is_backward)
+            _finish(fourth, m, n + 3 * (block_n // 4), c_desc, aux_desc, is_backward)
 
 
 def product(a: Tensor, b: Tensor, num_columns: int, aux: Tensor | None, tile: Tile | None = None) -> Tensor:
     """Runs one of the two products (see the kernel) with a tile, by default the chosen one."""
     num_rows, depth = a.shape
     c = a.new_empty(num_rows, num_columns)
-    num_programs = torch.cuda.get_device_properties(a.device).multi_processor_count
     is_backward = aux is not None
     tile = tile or chosen_tile(is_backward=is_backward)
-    half = tile.columns // 2
+    num_programs = tile.programs * torch.cuda.get_device_properties(a.device).multi_processor_count
+    part = [tile.rows, tile.columns // tile.parts]
     b_block = [tile.depth, tile.columns] if is_backward else [tile.columns, tile.depth]
-    c_desc = TensorDescriptor.from_tensor(c, [tile.rows, half])
+    c_desc = TensorDescriptor.from_tensor(c, part)
     _product_kernel[(num_programs,)](  # pyright: ignore[reportIndexIssue]
         TensorDescriptor.from_tensor(a, [tile.rows, tile.depth]),
         TensorDescriptor.from_tensor(b, b_block),
         c_desc,
-        TensorDescriptor.from_tensor(aux, [tile.rows, half]) if aux is not None else c_desc,
+        TensorDescriptor.from_tensor(aux, part) if aux is not None else c_desc,
         num_rows,
         num_columns,
         depth=depth,
@@ -84,6 +99,7 @@ def product(a: Tensor, b: Tensor, num_columns: int, aux: Tensor | None, tile: Ti
         block_n=tile.columns,
         block_k=tile.depth,
         group=tile.group,
+        parts=tile.parts,
         num_programs=num_programs,
         is_backward=is_backward,
         num_warps=tile.num_warps,
@@ -137,6 +153,8 @@ def _(dy_ND: Tensor, x_ND: Tensor, w1_FD: Tensor, w2_DF: Tensor, a_NF: Tensor):
 
 
 def _setup(ctx, inputs, output) -> None:
+    # The kept activation has no gradient; zeros for it would be as large.
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs, output[1])
 
 

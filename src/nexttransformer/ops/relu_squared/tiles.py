@@ -12,7 +12,8 @@ import torch
 class Tile(NamedTuple):
     """How a product is cut: a program makes `rows` x `columns` of the result in steps of `depth`.
 
-    `group` row tiles share the columns they read; `num_stages` loads are under way at a time.
+    `group` row tiles share the columns they read; `num_stages` loads are under way at a time. The result is finished
+    and stored in `parts` (2 or 4), and `programs` share a multiprocessor, so that one multiplies while another stores.
     """
 
     rows: int
@@ -21,6 +22,8 @@ class Tile(NamedTuple):
     group: int
     num_warps: int
     num_stages: int
+    parts: int = 2
+    programs: int = 1
 
 
 # The first of each list is in use. The backward product reads a third operand, hence fewer stages.
@@ -32,6 +35,8 @@ FORWARD_TILES = (
     Tile(128, 128, 64, 8, 8, 4),
     Tile(128, 128, 64, 8, 4, 4),
     Tile(256, 128, 64, 8, 8, 4),
+    Tile(128, 128, 64, 8, 4, 3, parts=2, programs=2),
+    Tile(128, 128, 64, 16, 4, 3, parts=2, programs=2),
 )
 BACKWARD_TILES = (
     Tile(128, 256, 64, 8, 8, 3),
@@ -40,6 +45,11 @@ BACKWARD_TILES = (
     Tile(128, 128, 64, 8, 8, 4),
     Tile(128, 128, 64, 8, 4, 3),
     Tile(256, 128, 64, 8, 8, 3),
+    Tile(128, 256, 64, 8, 8, 4, parts=4),
+    Tile(256, 128, 64, 8, 8, 4, parts=4),
+    Tile(128, 128, 64, 8, 4, 3, parts=4, programs=2),
+    Tile(128, 128, 64, 16, 4, 3, parts=4, programs=2),
+    Tile(128, 128, 64, 8, 4, 2, parts=2, programs=2),
 )
 
 
