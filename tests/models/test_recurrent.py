@@ -238,7 +238,7 @@ def test_bf16_compute_stays_near_float32(method):
         _, state = rounded.hidden(ids, want_state=True)
     assert error.item() < 0.03 and state is not None
     assert state.mixers[0].recurrent_BHKV.dtype == torch.float32
-    assert state.mixers[0].q_cache_BJC.dtype == torch.bfloat16
+    assert state.mixers[0].cache_BIE.dtype == torch.bfloat16
 
 
 def test_negative_eigenvalues_double_the_write():

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from nexttransformer.config import ModelConfig
 from nexttransformer.models.parts import Init, Options, Part, Rope, uniform, zeros
+from nexttransformer.ops.convolved_heads.naive import causal_convolution
 from nexttransformer.ops.norm import NORM_EPS, rms_norm
 from nexttransformer.ops.relu_squared import relu_squared_mlp
 
@@ -146,17 +147,7 @@ class CausalConv(Part):
 
     def forward(self, x_BTC: Tensor, cache_BJC: Tensor | None = None) -> Tensor:
         """Convolves; `cache_BJC` holds the J-1 inputs before the first token (zeros if None)."""
-        if cache_BJC is None:
-            padded = functional.pad(x_BTC, (0, 0, self.taps - 1, 0))
-        else:
-            padded = torch.cat([cache_BJC, x_BTC], dim=1)
-        weight_CJ = self.weight
-        num_tokens = x_BTC.shape[1]
-        # Accumulated in float32 and rounded once; four taps are cheaper fused than as a convolution call.
-        y_BTC = padded[:, :num_tokens].float() * weight_CJ[:, 0]
-        for j in range(1, self.taps):
-            y_BTC = y_BTC + padded[:, j : j + num_tokens].float() * weight_CJ[:, j]
-        return y_BTC.to(x_BTC.dtype)
+        return causal_convolution(x_BTC, self.weight, cache_BJC).to(x_BTC.dtype)
 
     def next_cache(self, x_BTC: Tensor, cache_BJC: Tensor | None) -> Tensor:
         """Returns the last J-1 inputs of the sequence so far, [B, J-1, C]."""

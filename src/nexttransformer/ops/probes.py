@@ -23,7 +23,7 @@ from nexttransformer.ops.kimi_delta_attention.naive import kimi_delta_attention_
 OUTPUT_LIMITS = {"o": 0.005, "final_state": 0.005}
 GRADIENT_LIMITS = {
     **dict.fromkeys(("q", "k", "v", "initial_state", "qkv", "row", "x", "w1", "w2", "h", "w"), 0.01),
-    **dict.fromkeys(("g", "beta", "log_f", "factor"), 0.02),
+    **dict.fromkeys(("g", "beta", "log_f", "factor", "taps"), 0.02),
 }
 
 Inputs = dict[str, Tensor]
@@ -207,7 +207,9 @@ def _skeleton_probe(name: str) -> Callable[[], Probe]:
     return make
 
 
-_PROBES |= {name: _skeleton_probe(name) for name in ("rotary_heads", "relu_squared", "cross_entropy")}
+_PROBES |= {
+    name: _skeleton_probe(name) for name in ("rotary_heads", "convolved_heads", "relu_squared", "cross_entropy")
+}
 
 
 def probe_names() -> list[str]:

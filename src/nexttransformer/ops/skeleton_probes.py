@@ -1,9 +1,10 @@
-"""Probes of the fused operations outside the mixers' recurrences: rotary heads, squared-ReLU MLP, head loss."""
+"""Probes of the fused operations around the mixing: rotary and convolved heads, squared-ReLU MLP, head loss."""
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from nexttransformer.ops.convolved_heads.naive import convolved_heads_naive
 from nexttransformer.ops.probes import Case, Inputs, Outputs, Probe, Sizes
 from nexttransformer.ops.relu_squared import relu_squared_mlp_naive
 from nexttransformer.ops.rotary_heads.naive import rotary_heads_naive
@@ -51,6 +52,29 @@ def rotary_heads_probe() -> Probe:
 
     rounded = ("qkv", "row")
     return Probe("rotary_heads", {"native": None}, {"native": native}, reference, inputs, False, rounded)
+
+
+def convolved_heads_probe() -> Probe:
+    """q, k, v side by side with value rows, two rows of tokens: [2, T, 3 D] -> [2, T, H, 3 K]; four taps."""
+
+    def inputs(sizes: Sizes, case: Case, generator: torch.Generator) -> Inputs:
+        width, tokens = sizes.num_heads * sizes.key_dim, case.num_tokens
+        return {
+            "qkv": _normal(generator, 2, tokens, 3 * width),
+            "taps": torch.rand(3 * width, 4, generator=generator) - 0.5,
+            "row": _normal(generator, 2, tokens, width),
+            "factor": 3 * torch.rand(2, tokens, sizes.num_heads, generator=generator),
+        }
+
+    def native(x: Inputs, sizes: Sizes) -> Outputs:
+        from nexttransformer.ops.convolved_heads.fused import convolved_heads_fused
+
+        return {"o": torch.cat(convolved_heads_fused(x["qkv"], x["taps"], x["row"], x["factor"], sizes.num_heads), -1)}
+
+    def reference(x: Inputs, sizes: Sizes) -> Outputs:
+        return {"o": torch.cat(convolved_heads_naive(x["qkv"], x["taps"], x["row"], x["factor"], sizes.num_heads), -1)}
+
+    return Probe("convolved_heads", {"native": None}, {"native": native}, reference, inputs, False, ("qkv", "row"))
 
 
 def relu_squared_probe() -> Probe:

@@ -24,6 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from nexttransformer.ops.convolved_heads import fused as convolved_heads
 from nexttransformer.ops.cross_entropy import fused as cross_entropy
 from nexttransformer.ops.relu_squared import fused as relu_squared
 from nexttransformer.ops.relu_squared.tiles import tiles
@@ -73,6 +74,8 @@ def _launches(run: Callable[[], Any]) -> list[tuple[str, Any, str]]:
     launch = JITFunction.run
 
     def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        # Two variants may share a kernel, which a function keeps; compiled again, ptxas reports again.
+        self.device_caches.clear()
         log = io.StringIO()
         with contextlib.redirect_stdout(log):
             compiled = launch(self, *args, grid=grid, warmup=True, **options)
@@ -98,6 +101,19 @@ def _rotary_wrappers(num_heads: int, head_dim: int) -> Iterator[tuple[str, Calla
         given = (qkv, cos, cos, row, factor, num_heads, 1.2)
         yield f"rotary_heads, {name}", lambda given=given: rotary_heads._forward(*given)
         yield (f"rotary_heads, {name}", lambda given=given: rotary_heads._backward(head, head, head, *given))
+
+
+def _convolved_wrappers(num_heads: int, head_dim: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    width, tokens = num_heads * head_dim, _NUM_TOKENS
+    qkv, taps = _draw(1, tokens, 3 * width), _draw(3 * width, 4, dtype=torch.float32)
+    head = _draw(1, tokens, num_heads, head_dim)
+    for has_row in (True, False):
+        row = _draw(1, tokens, width) if has_row else None
+        factor = _draw(1, tokens, num_heads, dtype=torch.float32) if has_row else None
+        name = f"convolved_heads, K {head_dim}, {'with' if has_row else 'no'} value row"
+        given = (qkv, taps, row, factor, num_heads)
+        yield name, lambda given=given: convolved_heads._forward(*given)
+        yield name, lambda given=given: convolved_heads._backward(head, head, head, *given)
 
 
 def _relu_squared_wrappers(width: int, mlp_width: int) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -130,6 +146,8 @@ def compile_all() -> list[Compiled]:
     wrappers = [
         *_rotary_wrappers(formal.num_heads, formal.head_dim),
         *_rotary_wrappers(2 * formal.num_heads, 64),
+        *_convolved_wrappers(formal.num_heads, formal.head_dim),
+        *_convolved_wrappers(2 * formal.num_heads, 64),
         *_relu_squared_wrappers(width, formal.mlp_width),
         *_cross_entropy_wrappers(width, formal.vocab_size),
     ]

@@ -16,7 +16,7 @@ import torch
 
 from tests.ops.interpreted.bfloat16 import make_exact
 
-OPERATIONS = ("rotary_heads", "relu_squared", "cross_entropy")
+OPERATIONS = ("rotary_heads", "convolved_heads", "relu_squared", "cross_entropy")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -22,12 +22,26 @@ def _rotary(has_row: bool) -> tuple:
     return leaf(draw(generator, 3, T, 3 * D)), cos, sin, row, factor, H, 1.2
 
 
+def _convolved(has_row: bool) -> tuple:
+    generator = torch.Generator().manual_seed(2)
+    row = leaf(draw(generator, 3, T, D)) if has_row else None
+    factor = leaf(torch.rand(3, T, H, generator=generator)) if has_row else None
+    taps = leaf(torch.rand(3 * D, 4, generator=generator) - 0.5)
+    return leaf(draw(generator, 3, T, 3 * D)), taps, row, factor, H
+
+
 def arguments(name: str) -> tuple:
     """Returns example arguments of a custom operation; those of differentiable ones require gradients."""
     generator = torch.Generator().manual_seed(1)
     x, w1, w2 = draw(generator, T, D), draw(generator, F, D) / 8, draw(generator, D, F) / 8
     a = draw(generator, T, F).square()
     h, head = draw(generator, T, D), draw(generator, V, D) / 8
+    if name.startswith("convolved_heads"):
+        given = _convolved(not name.endswith("no_row"))
+        if "backward" not in name:
+            return given
+        detached = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in given)
+        return *(draw(generator, 3, T, H, K) for _ in range(3)), *detached
     if name.startswith("rotary_heads"):
         given = _rotary(not name.endswith("no_row"))
         if "backward" not in name:
@@ -50,6 +64,10 @@ NAMES = (
     "rotary_heads_no_row",
     "rotary_heads_backward",
     "rotary_heads_backward_no_row",
+    "convolved_heads",
+    "convolved_heads_no_row",
+    "convolved_heads_backward",
+    "convolved_heads_backward_no_row",
     "relu_squared_up",
     "relu_squared_down_backward",
     "relu_squared_mlp",
@@ -62,12 +80,13 @@ NAMES = (
 
 def registered() -> set[str]:
     """Returns our operations that have a kernel of ours, by their names at PyTorch."""
+    import nexttransformer.ops.convolved_heads.fused
     import nexttransformer.ops.cross_entropy.fused
     import nexttransformer.ops.relu_squared.fused
     import nexttransformer.ops.rotary_heads.fused  # noqa: F401
 
     names = {name.removeprefix("nexttransformer::") for name in torch._C._dispatch_get_all_op_names()}
-    return {name for name in names if name.startswith(("rotary_heads", "relu_squared", "softcap_cross_entropy"))}
+    return {name for name in names if name.startswith(("rotary_heads", "convolved_heads", "relu_squared", "softcap"))}
 
 
 def test_every_operation_is_examined() -> None:

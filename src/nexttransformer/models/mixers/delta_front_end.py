@@ -12,34 +12,25 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
 from nexttransformer.config import ModelConfig
 from nexttransformer.models.budget_formulas import delta_rule_macs
 from nexttransformer.models.layers import CausalConv, Linear, joint_linear, projection_bound, rms_norm
-from nexttransformer.models.mixers.attention import add_value_row, make_value_gate
+from nexttransformer.models.mixers.attention import make_value_gate, value_factor
 from nexttransformer.models.parts import Mixer, MixerInput, Rope, constant, uniform, zeros
 from nexttransformer.ops import backends
+from nexttransformer.ops.convolved_heads import convolved_heads
 from nexttransformer.ops.decay import draw_rate_log
 
-UNIT_EPS = 1e-6
 OUTPUT_NORM_EPS = 1e-5
 
 
 class DeltaState(NamedTuple):
-    """State after a token: the recurrent state (float32) and the last three inputs of each convolution."""
+    """State after a token: the recurrent state (float32) and the last I = 3 inputs of the q, k and v convolutions."""
 
     recurrent_BHKV: Tensor
-    q_cache_BJC: Tensor
-    k_cache_BJC: Tensor
-    v_cache_BJC: Tensor
-
-
-def unit_length(x_BTHK: Tensor) -> Tensor:
-    """Returns x / sqrt(sum x^2 + 1e-6) over the last dimension, computed in float32, in x's dtype."""
-    x32 = x_BTHK.float()
-    return (x32 * torch.rsqrt(x32.square().sum(-1, keepdim=True) + UNIT_EPS)).to(x_BTHK.dtype)
+    cache_BIE: Tensor
 
 
 class DeltaMixer(Mixer):
@@ -81,15 +72,15 @@ class DeltaMixer(Mixer):
         return torch.sigmoid(z_BTH.float())
 
     def _project(self, x: MixerInput) -> list[Tensor]:
-        """Returns the raw q, k, v, output gate, decay and beta; two products in all where the roles share one input."""
+        """Returns raw q, k, v side by side, output gate, decay and beta; three products where roles share an input."""
         gate, decay = self._gate_layers()
-        layers = [self.c_q, self.c_k, self.c_v, gate, decay, self.c_beta]
         if not (x.query is x.key and x.key is x.value):
-            inputs = (x.query, x.key, x.value, x.query, x.key, x.key)
-            return [layer(y) for layer, y in zip(layers, inputs, strict=True)]
+            qkv_BTE = torch.cat([self.c_q(x.query), self.c_k(x.key), self.c_v(x.value)], dim=-1)
+            return [qkv_BTE, gate(x.query), decay(x.key), self.c_beta(x.key)]
+        layers = [gate, decay, self.c_beta]
         # The few rows per head stay apart: beside the wide ones they would break the alignment of every row.
-        num_wide = 5 if decay.weight.shape[0] != self.num_heads else 4
-        outputs: list[Tensor] = []
+        num_wide = 1 if decay.weight.shape[0] == self.num_heads else 2
+        outputs = [joint_linear(x.query, self.c_q, self.c_k, self.c_v)]
         for group in (layers[:num_wide], layers[num_wide:]):
             sizes = [layer.weight.shape[0] for layer in group]
             outputs += joint_linear(x.query, *group).split(sizes, dim=-1)
@@ -110,32 +101,32 @@ class DeltaMixer(Mixer):
         state: DeltaState | None = None,
         want_state: bool = False,
     ) -> tuple[Tensor, DeltaState | None]:
-        *raw, gate, decay, strength = self._project(x)
-        caches = state[1:] if state is not None else (None, None, None)
+        qkv_BTE, gate, decay, strength = self._project(x)
         convs = (self.q_conv, self.k_conv, self.v_conv)
-        heads = (self.num_heads, self.head_dim)
-        q, k, v = (
-            functional.silu(conv(y, cache)).unflatten(-1, heads)
-            for conv, y, cache in zip(convs, raw, caches, strict=True)
+        cache_BIE = state.cache_BIE if state is not None else None
+        q, k, v = convolved_heads(
+            qkv_BTE,
+            torch.cat([conv.weight for conv in convs]),
+            num_heads=self.num_heads,
+            value_row_BTD=value_row_BTD,
+            value_factor_BTH=None if value_row_BTD is None else value_factor(self.ve_gate, x.value),
+            cache_BIE=cache_BIE,
         )
-        if value_row_BTD is not None:
-            v = add_value_row(v, value_row_BTD, self.ve_gate, x.value)
         initial = state.recurrent_BHKV if state is not None else None
         o_BTHV, recurrent_BHKV = self._mix(
-            unit_length(q), unit_length(k), v, self._decay(decay), self._write_strength(strength), initial, want_state
+            q, k, v, self._decay(decay), self._write_strength(strength), initial, want_state
         )
         normalized_BTHV = rms_norm(o_BTHV.float(), OUTPUT_NORM_EPS) * self.norm_gain
         y_BTHV = (normalized_BTHV * self._gate(gate)).to(o_BTHV.dtype)
         y_BTD = self.c_proj(y_BTHV.flatten(2))
         if recurrent_BHKV is None:
             return y_BTD, None
-        kept = [conv.next_cache(y, cache) for conv, y, cache in zip(convs, raw, caches, strict=True)]
-        return y_BTD, DeltaState(recurrent_BHKV, *kept)
+        return y_BTD, DeltaState(recurrent_BHKV, self.q_conv.next_cache(qkv_BTE, cache_BIE))
 
     def prepare(self, num_tokens: int, device: torch.device) -> None:
         if device.type == "cuda":
-            for op in self.fused_ops:
-                backends.ensure_path(op)
+            # The recurrence, which comes first, is fla-core's.
+            backends.ensure_path(self.fused_ops[0])
 
     def mix_macs(self, num_tokens: int) -> float:
         return delta_rule_macs(self.num_heads, self.head_dim, self.head_dim)

@@ -33,7 +33,7 @@ class GatedDeltaNet(DeltaMixer):
     """The gated delta rule with a full output gate."""
 
     Options = GatedDeltaNetOptions
-    fused_ops = ("gated_delta_rule",)
+    fused_ops = ("gated_delta_rule", "convolved_heads")
     rate_range = (0.0, 16.0)
 
     def __init__(self, config: ModelConfig, layer: int, options: GatedDeltaNetOptions, *, has_value_row: bool) -> None:

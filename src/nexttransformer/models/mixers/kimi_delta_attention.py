@@ -25,7 +25,7 @@ from nexttransformer.ops.kimi_delta_attention import kimi_delta_attention
 class KimiDeltaAttention(DeltaMixer):
     """The delta rule with per-channel decay and low-rank gates."""
 
-    fused_ops = ("kimi_delta_attention",)
+    fused_ops = ("kimi_delta_attention", "convolved_heads")
     rate_range = (1.0, 16.0)
 
     def __init__(self, config: ModelConfig, layer: int, options: Options, *, has_value_row: bool) -> None:
