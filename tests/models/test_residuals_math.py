@@ -185,11 +185,12 @@ def test_gate_inputs_refresh_twelve_times_in_forty_six_sublayers():
     model = build_model(resolve_method(method_files()["simple_hc"], "formal-v1"), "meta")
     scheme = model.residual
     state = scheme.init(torch.empty(1, 1, 1536, device="meta"))
-    refreshed = []
+    refreshed, left = [], 0
     for sublayer in range(scheme.num_sublayers):
-        left = len(state.memo)
         read = scheme.read(state, sublayer)
-        refreshed += [sublayer] if len(read.context.memo) >= left else []
+        memo = read.context.weights.memo
+        refreshed += [sublayer] if len(memo) >= left else []
+        left = len(memo)
         state = scheme.write(state, sublayer, read.query, read.context)
     assert refreshed == list(range(0, 46, 4))
     assert len(refreshed) == 12

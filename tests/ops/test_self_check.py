@@ -234,7 +234,10 @@ def test_verdict_on_a_cpu_is_json_and_measures_nothing():
     assert verdict["passed"] and verdict["checks"] == [] and verdict["gpu"] is None and verdict["tuning"] is None
     assert {(c["op"], c["path"], c["reason"]) for c in verdict["choices"]} == {
         (op, "reference", "cpu")
-        for op in ("attention", "cross_entropy", "gated_delta_rule", "relu_squared", "rotary_heads")
+        for op in (
+            *("attention", "rotary_heads", "gated_delta_rule", "convolved_heads"),
+            *("relu_squared", "cross_entropy"),
+        )
     }
 
 

@@ -226,6 +226,8 @@ class Residual(Part):
 
     Options: type[PartOptions] = PartOptions
     is_update_dependent = False
+    # Names of the fused operations it may use on CUDA (folders of `ops/`).
+    fused_ops: tuple[str, ...] = ()
     # Whether the skeleton creates lambda, mu and backout for this scheme.
     keeps_skeleton_scalars = True
     num_streams = 1

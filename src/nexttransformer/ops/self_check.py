@@ -57,6 +57,9 @@ def fused_ops(config: ModelConfig) -> list[tuple[str, Sizes]]:
         for op in load_part("mixer", layer["type"]).fused_ops_of(layer):
             window = layer.get("window") if op in WINDOWED_OPS else None
             found[op, sizes._replace(window=window)] = None
+    residual = load_part("residual", config.residual["type"])
+    for op in residual.fused_ops:
+        found[op, sizes._replace(num_streams=config.residual["num_streams"])] = None
     for op in (*load_part("mlp", config.mlp_type).fused_ops, *Decoder.fused_ops):
         found[op, sizes] = None
     return list(found)

@@ -1,4 +1,6 @@
-"""Probes of the fused operations around the mixing: rotary and convolved heads, squared-ReLU MLP, head loss."""
+"""Probes of the fused operations around the mixing: rotary and convolved heads, MLP, residual streams, head loss."""
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as functional
@@ -8,7 +10,10 @@ from nexttransformer.ops.convolved_heads.naive import convolved_heads_naive
 from nexttransformer.ops.probes import Case, Inputs, Outputs, Probe, Sizes
 from nexttransformer.ops.relu_squared import relu_squared_mlp_naive
 from nexttransformer.ops.rotary_heads.naive import rotary_heads_naive
+from nexttransformer.ops.stream_write.naive import Scaling, stream_write_naive
 
+# Where the command does not say how many residual streams there are.
+_NUM_STREAMS = 4
 _SOFT_CAP, _QK_GAIN, _ROPE_BASE = 15.0, 1.2, 100_000.0
 
 
@@ -98,6 +103,39 @@ def relu_squared_probe() -> Probe:
 
     rounded = ("x", "w1", "w2")
     return Probe("relu_squared", {"native": None}, {"native": native}, reference, inputs, False, rounded)
+
+
+def stream_write_probe() -> Probe:
+    """A write with mixing and scaling; weights of the size they have in training."""
+
+    def inputs(sizes: Sizes, case: Case, generator: torch.Generator) -> Inputs:
+        width, tokens = sizes.num_heads * sizes.key_dim, case.num_tokens
+        num_streams = sizes.num_streams or _NUM_STREAMS
+        return {
+            "streams": _normal(generator, 1, tokens, num_streams, width),
+            "y": _normal(generator, 1, tokens, width),
+            "res": torch.softmax(_normal(generator, 1, tokens, num_streams, num_streams), dim=-1),
+            "post": 2 * torch.rand(1, tokens, num_streams, generator=generator),
+            "lambda": torch.tensor(1.1),
+            "mu": torch.tensor(0.2),
+            "x0": _normal(generator, 1, tokens, width),
+        }
+
+    def run(write: Callable, x: Inputs) -> Outputs:
+        scaling = Scaling(x["lambda"], x["mu"], x["x0"])
+        new, squares = write(x["streams"], x["y"], x["res"], x["post"], scaling)
+        return {"o": new, "squares": squares}
+
+    def native(x: Inputs, sizes: Sizes) -> Outputs:
+        from nexttransformer.ops.stream_write.fused import stream_write_fused
+
+        return run(stream_write_fused, x)
+
+    def reference(x: Inputs, sizes: Sizes) -> Outputs:
+        return run(stream_write_naive, x)
+
+    rounded = ("streams", "y", "x0")
+    return Probe("stream_write", {"native": None}, {"native": native}, reference, inputs, False, rounded)
 
 
 def cross_entropy_probe() -> Probe:

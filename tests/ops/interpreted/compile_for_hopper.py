@@ -29,6 +29,7 @@ from nexttransformer.ops.cross_entropy import fused as cross_entropy
 from nexttransformer.ops.relu_squared import fused as relu_squared
 from nexttransformer.ops.relu_squared.tiles import tiles
 from nexttransformer.ops.rotary_heads import fused as rotary_heads
+from nexttransformer.ops.stream_write import fused as stream_write
 from nexttransformer.protocol import get_protocol
 
 _NUM_MULTIPROCESSORS = 132
@@ -116,6 +117,19 @@ def _convolved_wrappers(num_heads: int, head_dim: int) -> Iterator[tuple[str, Ca
         yield name, lambda given=given: convolved_heads._backward(head, head, head, *given)
 
 
+def _stream_wrappers(num_streams: int, width: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    streams, y = _draw(1, _NUM_TOKENS, num_streams, width), _draw(1, _NUM_TOKENS, width)
+    post = _draw(1, _NUM_TOKENS, num_streams, dtype=torch.float32)
+    one = _draw(dtype=torch.float32)
+    for mixes in (True, False):
+        res = _draw(1, _NUM_TOKENS, num_streams, num_streams, dtype=torch.float32) if mixes else None
+        for scales in (True, False):
+            given = (streams, y, res, post, *((one, one, y) if scales else (None, None, None)))
+            name = f"stream_write, N {num_streams}{', mixing' if mixes else ''}{', scaling' if scales else ''}"
+            yield name, lambda given=given: stream_write._forward(*given)
+            yield name, lambda given=given: stream_write._backward(streams, *given)
+
+
 def _relu_squared_wrappers(width: int, mlp_width: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     a_ND, aux_NF = _draw(_NUM_TOKENS, width), _draw(_NUM_TOKENS, mlp_width)
     for is_backward in (False, True):
@@ -148,6 +162,7 @@ def compile_all() -> list[Compiled]:
         *_rotary_wrappers(2 * formal.num_heads, 64),
         *_convolved_wrappers(formal.num_heads, formal.head_dim),
         *_convolved_wrappers(2 * formal.num_heads, 64),
+        *_stream_wrappers(4, width),
         *_relu_squared_wrappers(width, formal.mlp_width),
         *_cross_entropy_wrappers(width, formal.vocab_size),
     ]

@@ -16,7 +16,7 @@ import torch
 
 from tests.ops.interpreted.bfloat16 import make_exact
 
-OPERATIONS = ("rotary_heads", "convolved_heads", "relu_squared", "cross_entropy")
+OPERATIONS = ("rotary_heads", "convolved_heads", "relu_squared", "cross_entropy", "stream_write")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,3 +37,8 @@ def interpreter(needs_interpreter: None, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
     for op in OPERATIONS:
         monkeypatch.setattr(f"nexttransformer.ops.{op}.is_fused", lambda op, x: x.element_size() == 2)
+    # Small sizes make several programs.
+    from nexttransformer.ops.convolved_heads import fused
+
+    monkeypatch.setattr(fused, "_TOKENS", 16)
+    monkeypatch.setattr(fused, "_SUMMED_TOKENS", 32)

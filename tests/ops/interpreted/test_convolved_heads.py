@@ -11,15 +11,6 @@ from tests.ops.interpreted.comparison import assert_close, draw, gradients, leaf
 pytestmark = pytest.mark.interpret
 
 
-@pytest.fixture(autouse=True)
-def few_tokens_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small sizes make several programs."""
-    from nexttransformer.ops.convolved_heads import fused
-
-    monkeypatch.setattr(fused, "_TOKENS", 16)
-    monkeypatch.setattr(fused, "_SUMMED_TOKENS", 32)
-
-
 def expected_heads(qkv: Tensor, taps: Tensor, heads: int, row: Tensor | None, factor: Tensor | None):
     """Returns q, k, v in float64."""
     padded = functional.pad(qkv.mT, (3, 0))

@@ -9,7 +9,7 @@ from nexttransformer.ops.probes import Sizes
 pytestmark = pytest.mark.interpret
 
 
-@pytest.mark.parametrize("op", ["rotary_heads", "relu_squared", "cross_entropy"])
+@pytest.mark.parametrize("op", ["rotary_heads", "convolved_heads", "relu_squared", "cross_entropy", "stream_write"])
 @pytest.mark.parametrize("sizes", [Sizes(3, 64, 64, 75, 448, 1000), Sizes(1, 128, 128, 130, 64, 4096)])
 def test_self_check_passes(op: str, sizes: Sizes) -> None:
     check = check_path(op, "native", sizes, device=torch.device("cpu"))

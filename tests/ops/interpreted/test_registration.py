@@ -30,6 +30,15 @@ def _convolved(has_row: bool) -> tuple:
     return leaf(draw(generator, 3, T, 3 * D)), taps, row, factor, H
 
 
+def _stream_write(is_whole: bool) -> tuple:
+    generator = torch.Generator().manual_seed(3)
+    streams, y, x0 = (leaf(draw(generator, 3, T, *shape)) for shape in ((4, D), (D,), (D,)))
+    res, post = (leaf(torch.rand(3, T, *shape, generator=generator)) for shape in ((4, 4), (4,)))
+    if not is_whole:
+        return streams, y, None, post, None, None, None
+    return streams, y, res, post, leaf(torch.tensor(1.1)), leaf(torch.tensor(0.2)), x0
+
+
 def arguments(name: str) -> tuple:
     """Returns example arguments of a custom operation; those of differentiable ones require gradients."""
     generator = torch.Generator().manual_seed(1)
@@ -42,6 +51,12 @@ def arguments(name: str) -> tuple:
             return given
         detached = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in given)
         return *(draw(generator, 3, T, H, K) for _ in range(3)), *detached
+    if name.startswith("stream_write"):
+        given = _stream_write(not name.endswith("no_row"))
+        if "backward" not in name:
+            return given
+        detached = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in given)
+        return draw(generator, 3, T, 4, D), *detached
     if name.startswith("rotary_heads"):
         given = _rotary(not name.endswith("no_row"))
         if "backward" not in name:
@@ -68,6 +83,10 @@ NAMES = (
     "convolved_heads_no_row",
     "convolved_heads_backward",
     "convolved_heads_backward_no_row",
+    "stream_write",
+    "stream_write_no_row",
+    "stream_write_backward",
+    "stream_write_backward_no_row",
     "relu_squared_up",
     "relu_squared_down_backward",
     "relu_squared_mlp",
@@ -83,10 +102,15 @@ def registered() -> set[str]:
     import nexttransformer.ops.convolved_heads.fused
     import nexttransformer.ops.cross_entropy.fused
     import nexttransformer.ops.relu_squared.fused
-    import nexttransformer.ops.rotary_heads.fused  # noqa: F401
+    import nexttransformer.ops.rotary_heads.fused
+    import nexttransformer.ops.stream_write.fused  # noqa: F401
 
     names = {name.removeprefix("nexttransformer::") for name in torch._C._dispatch_get_all_op_names()}
-    return {name for name in names if name.startswith(("rotary_heads", "convolved_heads", "relu_squared", "softcap"))}
+    return {
+        name
+        for name in names
+        if name.startswith(("rotary_heads", "convolved_heads", "relu_squared", "softcap", "stream_write"))
+    }
 
 
 def test_every_operation_is_examined() -> None:

@@ -32,6 +32,7 @@ from nexttransformer.ops.attention import AttentionPlan, attention, plan_attenti
 from nexttransformer.ops.backends import chosen_path
 from nexttransformer.ops.forgetting_attention import forgetting_attention
 from nexttransformer.ops.rotary_heads import rotary_heads
+from nexttransformer.ops.rotary_heads.naive import mix_value_row
 
 VE_GATE_CHANNELS = 12
 VALUE_SQUARE_FLOOR = 1e-8
@@ -64,6 +65,11 @@ class AttentionOptions(Options):
 def value_factor(gate: Linear, value_in_BTD: Tensor) -> Tensor:
     """Returns 3 sigmoid(G h[:12]), the factor of the value-embedding row per head, [B, T, H] float32."""
     return 3.0 * torch.sigmoid(gate(value_in_BTD[..., :VE_GATE_CHANNELS]).float())
+
+
+def add_value_row(v_BTHK: Tensor, row_BTD: Tensor, gate: Linear, value_in_BTD: Tensor) -> Tensor:
+    """Adds the gated value-embedding row to v, per head; float32 inside, one rounding."""
+    return mix_value_row(v_BTHK, row_BTD, value_factor(gate, value_in_BTD))
 
 
 def make_value_gate(num_heads: int) -> Linear:

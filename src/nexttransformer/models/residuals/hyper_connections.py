@@ -20,7 +20,6 @@ from nexttransformer.models.residuals.streams import (
     Coefficients,
     MultiStream,
     StreamOptions,
-    Streams,
     StreamState,
     generate_logits,
 )
@@ -39,10 +38,10 @@ class HyperConnection(Part):
         self.declare("write_bias", (num_streams,), tag="coefficient", init=constant(1.0))
         self.declare("scale", (2,), tag="coefficient", init=constant(0.01))
 
-    def forward(self, streams: Streams) -> Coefficients:
+    def forward(self, state: StreamState) -> Coefficients:
         """Returns the sublayer's weights from its streams."""
         weight = self.generator.weight
-        gates_BTNM = torch.tanh(torch.stack([generate_logits((x,), weight, NORM_EPS) for x in streams], dim=-2))
+        gates_BTNM = torch.tanh(generate_logits(state.streams_BTND, state.squares_BTN, weight, NORM_EPS))
         dynamic, write = self.scale.unbind()
         return Coefficients(
             self.read_bias + dynamic * gates_BTNM[..., 0],
@@ -62,7 +61,7 @@ class HyperConnections(MultiStream):
         )
 
     def coefficients(self, state: StreamState, sublayer: int) -> Coefficients:
-        return self.sublayers[sublayer](state.streams)
+        return self.sublayers[sublayer](state)
 
     def unreached(self) -> dict[str, list[int]]:
         """Streams are equal before sublayer 0 and the norm after the read removes their weights' sum."""

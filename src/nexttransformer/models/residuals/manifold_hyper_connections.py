@@ -103,13 +103,17 @@ class ManifoldHyperConnections(MultiStream):
         assert isinstance(gates, SublayerGates)
         return gates
 
+    def logits(self, state: StreamState, weight_MX: Tensor) -> Tensor:
+        """Returns n(vec X) W^T with one norm over all streams, float32 [B, T, M]; weight (M, N*D)."""
+        return generate_logits(state.streams_BTND.flatten(2), state.squares_BTN.sum(-1), weight_MX, GENERATOR_EPS)
+
     def mix_streams(self, logits_BTM: Tensor, memo: tuple[Tensor, ...]) -> Tensor:
         """Returns res [B, T, N, N] from its logits."""
         return sinkhorn(logits_BTM.unflatten(-1, (self.num_streams, self.num_streams)))
 
     def coefficients(self, state: StreamState, sublayer: int) -> Coefficients:
         gates = self.gates(sublayer)
-        logits_BTM = generate_logits(state.streams, gates.generator.weight, GENERATOR_EPS)
+        logits_BTM = self.logits(state, gates.generator.weight)
         pre_BTN, post_BTN, mix_BTM = gates.split_logits(logits_BTM, self.num_streams)
         return Coefficients(pre_BTN, self.mix_streams(mix_BTM, state.memo), post_BTN, state.memo)
 
@@ -165,7 +169,7 @@ class SimpleHyperConnections(ManifoldHyperConnections):
         if sublayer % REFRESH_SUBLAYERS == 0:
             group = range(sublayer, min(sublayer + REFRESH_SUBLAYERS, self.num_sublayers))
             weight = torch.cat([self.gates(member).generator.weight for member in group])
-            logits = generate_logits(state.streams, weight, GENERATOR_EPS).chunk(len(group), dim=-1)
+            logits = self.logits(state, weight).chunk(len(group), dim=-1)
         pre_BTN, post_BTN, _ = self.gates(sublayer).split_logits(logits[0], self.num_streams)
         return Coefficients(pre_BTN, None, post_BTN, tuple(logits[1:]))
 

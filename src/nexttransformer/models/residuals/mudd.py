@@ -49,7 +49,9 @@ class DepthWeights(Part):
         """Returns the weights [..., C, k], float32; without the batch and time dimensions if static."""
         weights = self.bias
         if self.is_dynamic:
-            hidden = functional.gelu(generate_logits((newest_BTD,), self.w1.weight, NORM_EPS))
+            hidden = functional.gelu(
+                generate_logits(newest_BTD, newest_BTD.float().square().sum(-1), self.w1.weight, NORM_EPS)
+            )
             weights = weights + self.w2(hidden)
         return weights.unflatten(-1, (self.num_roles, -1))
 

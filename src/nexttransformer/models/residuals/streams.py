@@ -2,10 +2,8 @@
 
 Shape letters: N streams, M coefficients of one generator, I inputs and O outputs of a product.
 
-Memory traffic is the whole cost of these schemes, so the state is N separate [B, T, D] tensors in the
-compute dtype: the sums over streams, the sum of squares and their gradients are then element-wise chains
-and plain row reductions over the same index range, which torch.compile merges into one pass per read and
-per write. One [B, T, N, D] tensor would be copied by concatenation or read N times.
+Memory traffic is the whole cost of these schemes. A write waits until its result is read: lambda and mu of the next
+layer then join it in one pass (`ops/stream_write`), which also gives the squared norms that generators need.
 """
 
 from typing import Any, NamedTuple
@@ -18,8 +16,7 @@ from torch import Tensor
 from nexttransformer.config import ModelConfig
 from nexttransformer.models.layers import Linear
 from nexttransformer.models.parts import Options, Residual, ResidualRead, zeros
-
-Streams = tuple[Tensor, ...]
+from nexttransformer.ops.stream_write import Scaling, stream_write
 
 
 class StreamOptions(Options):
@@ -45,10 +42,32 @@ class Coefficients(NamedTuple):
 
 
 class StreamState(NamedTuple):
-    """N streams, [B, T, D] each in the compute dtype, and the scheme's own tensors."""
+    """N streams.
 
-    streams: Streams
+    Attributes:
+        streams_BTND: compute dtype.
+        squares_BTN: their sums of squares over D, float32.
+        memo: the scheme's own tensors.
+    """
+
+    streams_BTND: Tensor
+    squares_BTN: Tensor
     memo: tuple[Tensor, ...]
+
+
+class Unwritten(NamedTuple):
+    """Streams to which a sublayer's output is yet to be written."""
+
+    streams_BTND: Tensor
+    y_BTD: Tensor
+    weights: Coefficients
+
+
+class ReadContext(NamedTuple):
+    """What a write needs of the read before it."""
+
+    streams_BTND: Tensor
+    weights: Coefficients
 
 
 class _SplitProduct(torch.autograd.Function):
@@ -94,13 +113,16 @@ class StreamGenerator(Linear):
         raise TypeError("StreamGenerator is applied by generate_logits")
 
 
-def generate_logits(streams: Streams, weight_MX: Tensor, eps: float) -> Tensor:
-    """Returns n(vec X) W^T with one norm over all streams, float32 [B, T, M]; weight (M, N*D)."""
-    width = streams[0].shape[-1]
-    weights = weight_MX.split(width, dim=1)
-    logits = sum_tensors([project_float32(x, weight) for x, weight in zip(streams, weights, strict=True)])
-    squares = sum_tensors([x.float().square() for x in streams]).sum(-1, keepdim=True)
-    return logits * torch.rsqrt(squares / (len(streams) * width) + eps)
+def generate_logits(x: Tensor, squares: Tensor, weight_MX: Tensor, eps: float) -> Tensor:
+    """Returns n(x) W^T, float32 [..., M].
+
+    Args:
+        x: vectors [..., X].
+        squares: their sums of squares, float32 [...].
+        weight_MX: float32.
+        eps: added to the mean square.
+    """
+    return project_float32(x, weight_MX) * torch.rsqrt(squares / x.shape[-1] + eps)[..., None]
 
 
 def sum_tensors(terms: list[Tensor]) -> Tensor:
@@ -111,24 +133,10 @@ def sum_tensors(terms: list[Tensor]) -> Tensor:
     return total
 
 
-def read_streams(streams: Streams, pre_BTN: Tensor) -> Tensor:
+def read_streams(streams_BTND: Tensor, pre_BTN: Tensor) -> Tensor:
     """Returns sum_s pre_s X_s, [B, T, D], summed in float32 and rounded once to the streams' dtype."""
-    terms = [pre * x.float() for pre, x in zip(pre_BTN.split(1, dim=-1), streams, strict=True)]
-    return sum_tensors(terms).to(streams[0].dtype)
-
-
-def write_streams(streams: Streams, y_BTD: Tensor, res_BTNN: Tensor | None, post_BTN: Tensor) -> Streams:
-    """Returns the new streams X'_t = sum_s res[s, t] X_s + post_t y, summed in float32 and rounded once."""
-    num_streams = len(streams)
-    posts = post_BTN.split(1, dim=-1)
-    new = []
-    for t in range(num_streams):
-        if res_BTNN is None:
-            kept = [streams[t].float()]
-        else:
-            kept = [res_BTNN[..., s, t, None] * streams[s].float() for s in range(num_streams)]
-        new.append(sum_tensors([*kept, posts[t] * y_BTD.float()]).to(y_BTD.dtype))
-    return tuple(new)
+    terms = [pre_BTN[..., s, None] * x.float() for s, x in enumerate(streams_BTND.unbind(2))]
+    return sum_tensors(terms).to(streams_BTND.dtype)
 
 
 class MultiStream(Residual):
@@ -138,6 +146,7 @@ class MultiStream(Residual):
     """
 
     Options = StreamOptions
+    fused_ops = ("stream_write",)
     has_stream_mixing = True
 
     def __init__(self, config: ModelConfig, options: StreamOptions) -> None:
@@ -154,25 +163,44 @@ class MultiStream(Residual):
         raise TypeError(f"{type(self).__name__} must define coefficients")
 
     def init(self, x0_BTD: Tensor) -> StreamState:
-        return StreamState((x0_BTD,) * self.num_streams, self.first_memo(x0_BTD.device))
+        streams_BTND = x0_BTD[:, :, None].expand(-1, -1, self.num_streams, -1)
+        return StreamState(streams_BTND, _squares(streams_BTND), self.first_memo(x0_BTD.device))
 
-    def scale(self, state: StreamState, lambda_: Tensor, mu: Tensor, x0_BTD: Tensor) -> StreamState:
-        streams = tuple((lambda_ * x.float() + mu * x0_BTD.float()).to(x.dtype) for x in state.streams)
-        return StreamState(streams, state.memo)
+    def scale(self, state: StreamState | Unwritten, lambda_: Tensor, mu: Tensor, x0_BTD: Tensor) -> StreamState:
+        if isinstance(state, Unwritten):
+            return _written(state, Scaling(lambda_, mu, x0_BTD))
+        scaled_BTND = lambda_ * state.streams_BTND.float() + mu * x0_BTD.float()[:, :, None]
+        streams_BTND = scaled_BTND.to(state.streams_BTND.dtype)
+        return StreamState(streams_BTND, _squares(streams_BTND), state.memo)
 
-    def read(self, state: StreamState, sublayer: int) -> ResidualRead:
+    def read(self, state: StreamState | Unwritten, sublayer: int) -> ResidualRead:
+        state = _written(state)
         weights = self.coefficients(state, sublayer)
-        u_BTD = read_streams(state.streams, weights.pre_BTN)
-        return ResidualRead(u_BTD, u_BTD, u_BTD, weights)
+        u_BTD = read_streams(state.streams_BTND, weights.pre_BTN)
+        return ResidualRead(u_BTD, u_BTD, u_BTD, ReadContext(state.streams_BTND, weights))
 
-    def write(self, state: StreamState, sublayer: int, y_BTD: Tensor, context: Coefficients) -> StreamState:
-        return StreamState(write_streams(state.streams, y_BTD, context.res_BTNN, context.post_BTN), context.memo)
+    def write(self, state: StreamState | Unwritten, sublayer: int, y_BTD: Tensor, context: ReadContext) -> Unwritten:
+        return Unwritten(context.streams_BTND, y_BTD, context.weights)
 
-    def collapse(self, state: StreamState) -> Tensor:
-        total = sum_tensors([x.float() for x in state.streams])
-        return (total / self.num_streams).to(state.streams[0].dtype)
+    def collapse(self, state: StreamState | Unwritten) -> Tensor:
+        streams_BTND = _written(state).streams_BTND
+        total_BTD = sum_tensors([x.float() for x in streams_BTND.unbind(2)])
+        return (total_BTD / self.num_streams).to(streams_BTND.dtype)
 
     def extra_macs(self) -> float:
         """(N^2 + 2N) D per sublayer: reading, mixing and writing; 2N D without mixing."""
         per_channel = 2 * self.num_streams + (self.num_streams**2 if self.has_stream_mixing else 0)
         return self.num_sublayers * per_channel * self.width
+
+
+def _squares(x: Tensor) -> Tensor:
+    return x.float().square().sum(-1)
+
+
+def _written(state: StreamState | Unwritten, scaling: Scaling | None = None) -> StreamState:
+    """Returns the state with a waiting output written, and scaled where scaling is given."""
+    if isinstance(state, StreamState):
+        return state
+    weights = state.weights
+    new = stream_write(state.streams_BTND, state.y_BTD, weights.res_BTNN, weights.post_BTN, scaling)
+    return StreamState(*new, weights.memo)
