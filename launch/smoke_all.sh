@@ -9,6 +9,7 @@
 #   --micro-batch N     rows per GPU and pass (default 8)
 #   --protocol ID       default formal-v1
 #
+# Ctrl-C stops the runs as for training, and no other method is started.
 # Exit code 0 if all methods finished, 1 if one did not, 2 for a wrong argument.
 set -uo pipefail
 
@@ -21,7 +22,7 @@ site=() output='' micro_batch=8 protocol=formal-v1 methods=()
 while [ "$#" -gt 0 ]; do
   case "$1" in
     -h | --help)
-      sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+      sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
       exit 0
       ;;
     --site-config | --output | --micro-batch | --protocol)
@@ -53,16 +54,21 @@ for method in ${methods[@]+"${methods[@]}"}; do
   grep -qxF "$method" <<<"$known" || fail "no method '$method': expected some of $(tr '\n' ' ' <<<"$known")"
 done
 [ "${#methods[@]}" -gt 0 ] || mapfile -t methods <<<"$known"
-mkdir -p "$output" || fail "--output $output: cannot be made."
+{ mkdir -p "$output" && : >>"$output/.lock"; } 2>/dev/null || fail "--output $output: cannot be made or written to."
+# Held by the runs too. Exit code 1 is a lock that is taken; a file system without locks is no reason to stop.
+exec 9>>"$output/.lock"
+flock -n 9 2>/dev/null || [ "$?" != 1 ] || fail "--output $output: another launch/smoke_all.sh is running there."
 IFS=, read -r -a gpus <<<"$(python3 -c 'import os, torch
-given = os.environ.get("CUDA_VISIBLE_DEVICES")
-print(given if given else ",".join(map(str, range(torch.cuda.device_count()))))')"
+num_gpus, given = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+print(",".join((given.split(",") if given else [str(gpu) for gpu in range(num_gpus)])[:num_gpus]))')"
 [ "${#gpus[@]}" -gt 0 ] || gpus=("")
 
 # One method on one GPU; its output goes to a log, its end to the terminal.
 smoke() {
   local method=$1 gpu=${gpus[$SLOT]} code=0
-  CUDA_VISIBLE_DEVICES=$gpu NPROC_PER_NODE=1 "$root/launch/train.sh" --config "$(ls "$root"/configs/*/"$method.json")" \
+  # Without a GPU the launcher itself sees whether that is meant.
+  [ -z "$gpu" ] || export CUDA_VISIBLE_DEVICES=$gpu
+  NPROC_PER_NODE=1 "$root/launch/train.sh" --config "$(ls "$root"/configs/*/"$method.json")" \
     ${site[@]+"${site[@]}"} --output "$output/$method" --protocol "$protocol" --micro-batch "$micro_batch" \
     --smoke-steps 2 >"$output/$method.log" 2>&1 || code=$?
   [ "$code" = 0 ] && printf '%s: done\n' "$method" ||
@@ -73,13 +79,17 @@ smoke() {
 # A worker per GPU takes the next method that nobody has taken.
 taken=$(mktemp -d) || exit 1
 trap 'rm -rf "$taken"' EXIT
+trap 'touch "$taken/failed" "$taken/stopped"' INT
 for SLOT in "${!gpus[@]}"; do
   for method in "${methods[@]}"; do
+    # Set again: a shell in the background would ignore it, and so would the run.
+    trap : INT
+    [ ! -e "$taken/stopped" ] || break
     mkdir "$taken/$method" 2>/dev/null || continue
     smoke "$method" || touch "$taken/failed"
   done &
 done
-wait
+until wait; do :; done
 finished=()
 for method in "${methods[@]}"; do
   [ ! -f "$output/$method/run.json" ] || finished+=("$output/$method")
