@@ -11,8 +11,9 @@ from torch import Tensor
 
 from nexttransformer.ops.stream_write.naive import Scaling
 
-# Channels of a step; backward holds sums for every pair of streams beside them.
-_FORWARD_BLOCK, _BACKWARD_BLOCK = 512, 256
+# Channels of a step and warps. Forward a thread holds its channels of every stream, so that sums over streams stay in
+# it; backward the sums for every pair of streams would then not fit its registers.
+_FORWARD_SHAPE, _BACKWARD_SHAPE = (512, 2), (256, 4)
 
 
 @triton.jit
@@ -138,15 +139,15 @@ def _backward_kernel(
         tl.store(dmu + token, tl.sum(firsts, 0))
 
 
-def _options(streams: Tensor, res: Tensor | None, x0: Tensor | None, block: int) -> dict[str, int | bool]:
+def _options(streams: Tensor, res: Tensor | None, x0: Tensor | None, shape: tuple[int, int]) -> dict[str, int | bool]:
     num_streams, width = streams.shape[2:]
     return {
         "num_streams": num_streams,
         "padded": triton.next_power_of_2(num_streams),
-        "block": min(block, triton.next_power_of_2(width)),
+        "block": min(shape[0], triton.next_power_of_2(width)),
         "has_mixing": res is not None,
         "has_scaling": x0 is not None,
-        "num_warps": 4,
+        "num_warps": shape[1],
     }
 
 
@@ -172,7 +173,7 @@ def _forward(
         new,
         squares,
         streams.shape[3],
-        **_options(streams, res, x0, _FORWARD_BLOCK),
+        **_options(streams, res, x0, _FORWARD_SHAPE),
     )
     return new, squares
 
@@ -212,7 +213,7 @@ def _backward(
         dmu,
         dx0,
         streams.shape[3],
-        **_options(streams, res, x0, _BACKWARD_BLOCK),
+        **_options(streams, res, x0, _BACKWARD_SHAPE),
     )
     return dstreams, dy, dres, dpost, dlambda, dmu, dx0
 
