@@ -131,7 +131,7 @@ def test_missing_choices_are_measured_and_added_to_the_site(launch, site):
     assert stored == {**DOCUMENT["kernels"], "fla.ops.common.states": [states_of(), other]}
 
 
-@pytest.mark.parametrize("change", [{"gpu": "NVIDIA H100"}, {"triton": "3.6.0"}, {"fla_core": "0.6.1"}])
+@pytest.mark.parametrize("change", [{"gpu": "NVIDIA\nH100"}, {"triton": "3.6.0"}, {"fla_core": "0.6.1"}])
 def test_another_machines_tiles_are_left_alone(launch, tmp_path, change):
     run_file = tmp_path / "kernel_tuning.json"
     write(run_file, **change)
@@ -158,6 +158,8 @@ def test_another_machines_tiles_are_left_alone(launch, tmp_path, change):
             "fla.ops.common.states: the tile for .* is none of its 2 candidates",
         ),
         (json.dumps({**DOCUMENT, "kernels": {"fla.ops.none": [states_of()]}}).encode(), "fla.ops.none: no kernel"),
+        (json.dumps({**DOCUMENT, "kernels": {"a\nb": [states_of()]}}).encode(), "a b: no kernel"),
+        (json.dumps({**DOCUMENT, "kernels": {"a" * 100_000: [states_of()]}}).encode(), "aaa[.]{3} Delete"),
     ],
 )
 @pytest.mark.parametrize("place", ["kernel_tuning.json", f"cache/tuning/{SITE_NAME}"])
@@ -168,7 +170,18 @@ def test_a_damaged_document_is_one_line(launch, tmp_path, content, message, plac
         launch()
     text = str(refusal.value)
     assert text.startswith(str(tmp_path / place)) and text.endswith("Delete the file to tune again.")
-    assert "\n" not in text
+    assert "\n" not in text and len(text) < 1000
+
+
+def test_a_folder_that_cannot_be_looked_into_is_one_line(launch, monkeypatch):
+    """Raised on rank 0 alone: as anything but our own error, the other ranks would wait for it."""
+
+    def exists(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", exists)
+    with pytest.raises(ConfigError, match="kernel_tuning.json: cannot be used: Permission denied"):
+        launch()
 
 
 def test_a_site_that_cannot_be_written_is_a_note(launch, site):

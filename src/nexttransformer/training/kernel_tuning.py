@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 from nexttransformer import jsonio
-from nexttransformer.errors import CheckpointError, ConfigError
+from nexttransformer.errors import CheckpointError, ConfigError, path_problem
 from nexttransformer.ops import backends, tuning
 from nexttransformer.ops.tuning import Choices
 from nexttransformer.training.collectives import Collectives, on_all_ranks, on_rank0
-from nexttransformer.training.tuning_document import TuningDocument, file_name, make_document
+from nexttransformer.training.tuning_document import TuningDocument, file_name, make_document, refusal
 from nexttransformer.training.versions import device_name
 
 PACKAGE_FOLDER = Path(tuning.__file__).parent / "tuned"
@@ -100,7 +100,10 @@ class KernelTuning:
             found = backends.versions()
             self._machine = (device_name(self._device), str(found.triton), str(found.fla_core))
             self._load()
-            self._sources = {source: self._read(path) for source, path in self._places().items()}
+            try:
+                self._sources = {source: self._read(path) for source, path in self._places().items()}
+            except OSError as problem:
+                raise ConfigError(path_problem(problem)) from None
             tuning.install({item: tile for source in reversed(self._sources.values()) for item, tile in source.items()})
             if not any(self._sources.values()):
                 self._say("kernels     measuring tiles once for this kind of GPU; takes minutes, then they are stored")
@@ -137,14 +140,14 @@ class KernelTuning:
             return {}
         document = TuningDocument.read_choices(path)
         if document.machine != self._machine:
-            made, here = (", ".join(parts) for parts in (document.machine, self._machine or ()))
+            made, here = (" ".join(", ".join(parts).split())[:200] for parts in (document.machine, self._machine or ()))
             self.notes.append(f"{path}: tuned on other versions or another GPU ({made}), not used here ({here}).")
             return {}
         choices = document.choices()
         problems = tuning.refused(choices)
         if problems:
             more = f" ({len(problems) - 1} more.)" if len(problems) > 1 else ""
-            raise ConfigError(f"{path}: {problems[0]}{more} Delete the file to tune again.")
+            raise ConfigError(refusal(f"{path}: {problems[0]}{more}"))
         return choices
 
     def _weakest_source(self, choices: Choices) -> str:

@@ -70,7 +70,13 @@ class TuningDocument(StrictRecord):
         try:
             return cls.read(path, ConfigError)
         except ConfigError as error:
-            raise ConfigError(f"{str(error).splitlines()[0]} Delete the file to tune again.") from None
+            raise ConfigError(refusal(str(error).splitlines()[0])) from None
+
+
+def refusal(problem: str) -> str:
+    """Returns a problem of a file, which may quote anything out of it, as one line of readable length."""
+    line = " ".join(problem.split())
+    return f"{line if len(line) <= 600 else line[:600] + '...'} Delete the file to tune again."
 
 
 def make_document(machine: tuple[str, str, str], choices: Choices) -> TuningDocument:
