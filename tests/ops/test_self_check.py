@@ -202,6 +202,13 @@ def test_kernels_are_tuned_before_they_are_checked(stub, monkeypatch):
     assert all("gdn" in call for call in tuner.calls[0]) and all("kda" in call for call in tuner.calls[1])
 
 
+def test_streams_are_written_with_the_schemes_number_of_them():
+    found = dict(self_check.fused_ops(resolve_method(method_files()["mhc_lite"], "formal-v1")))
+    assert found["stream_write"].num_streams == 4 and found["relu_squared"].num_streams is None
+    plain = self_check.fused_ops(resolve_method(method_files()["dense_full"], "formal-v1"))
+    assert "stream_write" not in dict(plain)
+
+
 def test_only_kernels_of_fla_core_are_tuned(stub):
     tuner = PlainTuner(stub)
     self_check.decide_path(

@@ -32,8 +32,9 @@ Outputs = dict[str, Tensor]
 
 
 class Sizes(NamedTuple):
-    """Shapes in use: heads, key and value dim per head, context in tokens, widths; attention's window (None: full);
-    residual streams (None: one).
+    """Shapes in use: heads, key and value dim per head, context in tokens, and widths.
+
+    `window` is attention's (None: full); `num_streams` is that of the residual scheme (None: not given).
     """
 
     num_heads: int

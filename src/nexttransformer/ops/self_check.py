@@ -59,7 +59,7 @@ def fused_ops(config: ModelConfig) -> list[tuple[str, Sizes]]:
             found[op, sizes._replace(window=window)] = None
     residual = load_part("residual", config.residual["type"])
     for op in residual.fused_ops:
-        found[op, sizes._replace(num_streams=config.residual["num_streams"])] = None
+        found[op, sizes._replace(num_streams=config.residual.get("num_streams"))] = None
     for op in (*load_part("mlp", config.mlp_type).fused_ops, *Decoder.fused_ops):
         found[op, sizes] = None
     return list(found)

@@ -1,5 +1,6 @@
 """Probes of the fused operations around the mixing: rotary and convolved heads, MLP, residual streams, head loss."""
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -31,7 +32,7 @@ def _angles(sizes: Sizes, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rotary_heads_probe() -> Probe:
-    """q, k, v side by side with value rows: [1, T, 3 D] -> [1, T, H, 3 K]."""
+    """q, k, v side by side, with value rows and without: [1, T, 3 D] -> [1, T, H, 6 K]."""
 
     def inputs(sizes: Sizes, case: Case, generator: torch.Generator) -> Inputs:
         width, tokens = sizes.num_heads * sizes.key_dim, case.num_tokens
@@ -41,26 +42,26 @@ def rotary_heads_probe() -> Probe:
             "factor": 3 * torch.rand(1, tokens, sizes.num_heads, generator=generator),
         }
 
+    def run(heads: Callable, x: Inputs, sizes: Sizes) -> Outputs:
+        cos, sin = _angles(sizes, x["qkv"])
+        rows = ((x["row"], x["factor"]), (None, None))
+        made = [heads(x["qkv"], cos, sin, *row, sizes.num_heads, _QK_GAIN) for row in rows]
+        return {"o": torch.cat([*made[0], *made[1]], -1)}
+
     def native(x: Inputs, sizes: Sizes) -> Outputs:
         from nexttransformer.ops.rotary_heads.fused import rotary_heads_fused
 
-        cos, sin = _angles(sizes, x["qkv"])
-        return {
-            "o": torch.cat(rotary_heads_fused(x["qkv"], cos, sin, x["row"], x["factor"], sizes.num_heads, _QK_GAIN), -1)
-        }
+        return run(rotary_heads_fused, x, sizes)
 
     def reference(x: Inputs, sizes: Sizes) -> Outputs:
-        cos, sin = _angles(sizes, x["qkv"])
-        return {
-            "o": torch.cat(rotary_heads_naive(x["qkv"], cos, sin, x["row"], x["factor"], sizes.num_heads, _QK_GAIN), -1)
-        }
+        return run(rotary_heads_naive, x, sizes)
 
     rounded = ("qkv", "row")
     return Probe("rotary_heads", {"native": None}, {"native": native}, reference, inputs, False, rounded)
 
 
 def convolved_heads_probe() -> Probe:
-    """q, k, v side by side with value rows, two rows of tokens: [2, T, 3 D] -> [2, T, H, 3 K]; four taps."""
+    """q, k, v side by side, with value rows and without, two rows of tokens: [2, T, 3 D] -> [2, T, H, 6 K]."""
 
     def inputs(sizes: Sizes, case: Case, generator: torch.Generator) -> Inputs:
         width, tokens = sizes.num_heads * sizes.key_dim, case.num_tokens
@@ -71,13 +72,18 @@ def convolved_heads_probe() -> Probe:
             "factor": 3 * torch.rand(2, tokens, sizes.num_heads, generator=generator),
         }
 
+    def run(heads: Callable, x: Inputs, sizes: Sizes) -> Outputs:
+        rows = ((x["row"], x["factor"]), (None, None))
+        made = [heads(x["qkv"], x["taps"], *row, sizes.num_heads) for row in rows]
+        return {"o": torch.cat([*made[0], *made[1]], -1)}
+
     def native(x: Inputs, sizes: Sizes) -> Outputs:
         from nexttransformer.ops.convolved_heads.fused import convolved_heads_fused
 
-        return {"o": torch.cat(convolved_heads_fused(x["qkv"], x["taps"], x["row"], x["factor"], sizes.num_heads), -1)}
+        return run(convolved_heads_fused, x, sizes)
 
     def reference(x: Inputs, sizes: Sizes) -> Outputs:
-        return {"o": torch.cat(convolved_heads_naive(x["qkv"], x["taps"], x["row"], x["factor"], sizes.num_heads), -1)}
+        return run(convolved_heads_naive, x, sizes)
 
     return Probe("convolved_heads", {"native": None}, {"native": native}, reference, inputs, False, ("qkv", "row"))
 
@@ -106,7 +112,7 @@ def relu_squared_probe() -> Probe:
 
 
 def stream_write_probe() -> Probe:
-    """A write with mixing and scaling; weights of the size they have in training."""
+    """All four kinds of a write, with mixing or scaling or neither; weights of the size they have in training."""
 
     def inputs(sizes: Sizes, case: Case, generator: torch.Generator) -> Inputs:
         width, tokens = sizes.num_heads * sizes.key_dim, case.num_tokens
@@ -123,8 +129,9 @@ def stream_write_probe() -> Probe:
 
     def run(write: Callable, x: Inputs) -> Outputs:
         scaling = Scaling(x["lambda"], x["mu"], x["x0"])
-        new, squares = write(x["streams"], x["y"], x["res"], x["post"], scaling)
-        return {"o": new, "squares": squares}
+        kinds = itertools.product((x["res"], None), (scaling, None))
+        written = [write(x["streams"], x["y"], res, x["post"], scales) for res, scales in kinds]
+        return {"o": torch.stack([new for new, _ in written]), "squares": torch.stack([each for _, each in written])}
 
     def native(x: Inputs, sizes: Sizes) -> Outputs:
         from nexttransformer.ops.stream_write.fused import stream_write_fused

@@ -138,6 +138,7 @@ def _relu_squared_wrappers(width: int, mlp_width: int) -> Iterator[tuple[str, Ca
         for tile in tiles(is_backward=is_backward):
             given = (a_ND, weight, mlp_width, aux, tile)
             name = "x".join(map(str, tile[:3])) + f", group {tile.group}, stages {tile.num_stages}"
+            name += f", parts {tile.parts}, programs {tile.programs}"
             label = f"relu_squared {'backward' if is_backward else 'forward'}, {name}"
             yield label, lambda given=given: relu_squared.product(*given)
 

@@ -77,3 +77,20 @@ def test_a_later_token_changes_no_earlier_output_and_gets_no_earlier_gradient() 
     assert source.grad is not None
     reached = source.grad[0, :, 128:].abs().sum(-1).nonzero().flatten().tolist()
     assert reached == [17, 18, 19, 20]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 35])
+def test_a_continued_sequence_equals_the_whole(cut: int) -> None:
+    """The first part runs fused, its continuation from the cached inputs does not: the same values but for rounding."""
+    generator = torch.Generator().manual_seed(4)
+    qkv, taps = draw(generator, 2, 40, 3 * 64), torch.rand(3 * 64, 4, generator=generator) - 0.5
+    row, factor = draw(generator, 2, 40, 64), torch.rand(2, 40, 1, generator=generator)
+    cache = functional.pad(qkv, (0, 0, 3, 0))[:, cut : cut + 3]
+    parts = []
+    for part, before in ((slice(cut), None), (slice(cut, None), cache)):
+        extra = {"value_row_BTD": row[:, part], "value_factor_BTH": factor[:, part], "cache_BIE": before}
+        parts.append(convolved_heads(qkv[:, part], taps, num_heads=1, **extra))
+    whole = convolved_heads(qkv, taps, num_heads=1, value_row_BTD=row, value_factor_BTH=factor)
+    for first, second, expected in zip(*parts, whole, strict=True):
+        assert second.dtype == torch.bfloat16
+        torch.testing.assert_close(torch.cat([first, second], 1), expected, rtol=2**-7, atol=1e-6)

@@ -45,24 +45,14 @@ def arguments(name: str) -> tuple:
     x, w1, w2 = draw(generator, T, D), draw(generator, F, D) / 8, draw(generator, D, F) / 8
     a = draw(generator, T, F).square()
     h, head = draw(generator, T, D), draw(generator, V, D) / 8
-    if name.startswith("convolved_heads"):
-        given = _convolved(not name.endswith("no_row"))
+    if name.startswith(("rotary_heads", "convolved_heads", "stream_write")):
+        make = {"rotary": _rotary, "convolved": _convolved, "stream": _stream_write}[name.split("_")[0]]
+        given = make(not name.endswith(VARIANTS))
         if "backward" not in name:
             return given
+        shapes = [(4, D)] if make is _stream_write else [(H, K)] * 3
         detached = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in given)
-        return *(draw(generator, 3, T, H, K) for _ in range(3)), *detached
-    if name.startswith("stream_write"):
-        given = _stream_write(not name.endswith("no_row"))
-        if "backward" not in name:
-            return given
-        detached = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in given)
-        return draw(generator, 3, T, 4, D), *detached
-    if name.startswith("rotary_heads"):
-        given = _rotary(not name.endswith("no_row"))
-        if "backward" not in name:
-            return given
-        detached = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in given)
-        return *(draw(generator, 3, T, H, K) for _ in range(3)), *detached
+        return *(draw(generator, 3, T, *shape) for shape in shapes), *detached
     return {
         "relu_squared_up": (x, w1),
         "relu_squared_down_backward": (draw(generator, T, D), w2, a),
@@ -74,6 +64,8 @@ def arguments(name: str) -> tuple:
     }[name]
 
 
+# What follows the name of an operation that gets fewer arguments here.
+VARIANTS = ("_no_row", "_no_mixing", "_no_gradient")
 NAMES = (
     "rotary_heads",
     "rotary_heads_no_row",
@@ -84,9 +76,9 @@ NAMES = (
     "convolved_heads_backward",
     "convolved_heads_backward_no_row",
     "stream_write",
-    "stream_write_no_row",
+    "stream_write_no_mixing",
     "stream_write_backward",
-    "stream_write_backward_no_row",
+    "stream_write_backward_no_mixing",
     "relu_squared_up",
     "relu_squared_down_backward",
     "relu_squared_mlp",
@@ -95,6 +87,13 @@ NAMES = (
     "softcap_cross_entropy_no_gradient",
     "softcap_cross_entropy_backward",
 )
+
+
+def operation_of(name: str) -> str:
+    """Returns the operation of one of `NAMES`."""
+    for variant in VARIANTS:
+        name = name.removesuffix(variant)
+    return name
 
 
 def registered() -> set[str]:
@@ -114,13 +113,13 @@ def registered() -> set[str]:
 
 
 def test_every_operation_is_examined() -> None:
-    assert {name.removesuffix("_no_row").removesuffix("_no_gradient") for name in NAMES} == registered()
+    assert {operation_of(name) for name in NAMES} == registered()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_operation(name: str) -> None:
     registered()
-    operation = getattr(torch.ops.nexttransformer, name.removesuffix("_no_row").removesuffix("_no_gradient"))
+    operation = getattr(torch.ops.nexttransformer, operation_of(name))
     torch.library.opcheck(operation.default, arguments(name))
 
 

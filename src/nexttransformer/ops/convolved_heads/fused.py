@@ -19,7 +19,7 @@ _STEP_TOKENS = 8
 
 
 @triton.jit
-def _convolve(source, weight, t, num_tokens, channel, stride, keep, taps: tl.constexpr):
+def _convolve(source, weight, t, channel, stride, keep, taps: tl.constexpr):
     """Returns the convolution at tokens t of one row; `source` points to the row's first token."""
     total = tl.zeros((t.shape[0], channel.shape[0]), dtype=tl.float32)
     for j in tl.static_range(taps):
@@ -57,7 +57,7 @@ def _forward_kernel(
     out = (first + t)[:, None] * width + (head * dim + lane)[None, :]
     kind = q_out.dtype.element_ty
     for role in tl.static_range(3):
-        y = _convolve(source, weight, t, num_tokens, role * width + head * dim + lane, 3 * width, keep, taps)
+        y = _convolve(source, weight, t, role * width + head * dim + lane, 3 * width, keep, taps)
         h = y * tl.sigmoid(y)
         if role == 2:
             if has_row:
@@ -104,7 +104,7 @@ def _inner_backward_kernel(
     kind = dy_out.dtype.element_ty
     for role in tl.static_range(3):
         channel = role * width + head * dim + lane
-        y = _convolve(source, weight, t, num_tokens, channel, 3 * width, keep, taps)
+        y = _convolve(source, weight, t, channel, 3 * width, keep, taps)
         gate = tl.sigmoid(y)
         if role == 2:
             g = tl.load(dv + at, mask=keep, other=0.0).to(tl.float32)

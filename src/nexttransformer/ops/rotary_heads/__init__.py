@@ -9,7 +9,7 @@ from nexttransformer.ops.rotary_heads.naive import rotary_heads_naive
 
 
 class Heads(NamedTuple):
-    """Attention inputs [B, T, H, K], contiguous."""
+    """Inputs of attention or of the delta rule, [B, T, H, K] each; contiguous if made by a fused form."""
 
     q_BTHK: Tensor
     k_BTHK: Tensor
