@@ -230,6 +230,19 @@ def l4_tuning_file(run: RunCopy) -> None:
         del value["kernels"]
 
 
+@case(P5="error", L1="warning")
+@sealed
+def p5_folder_in_the_place_of_the_tuning_file(run: RunCopy) -> None:
+    set_tuning(run, 2, 2)
+    (run.root / "kernel_tuning.json").unlink()
+    (run.root / "kernel_tuning.json").mkdir()
+
+
+@case(L4="error")
+def l4_tuning_file_of_nothing(run: RunCopy) -> None:
+    run.replace("kernel_tuning.json", b"null")
+
+
 @case(P6="error")
 @sealed
 def p6_path_as_name(run: RunCopy) -> None:

@@ -50,7 +50,7 @@ class RunFiles:
     def record(self, name: str, schema: type[RecordType]) -> Cell[RecordType]:
         """Reads a JSON file of a schema; all its problems are noted."""
         content = self.json(name)
-        if content.value is None:
+        if content.reported_by:
             return Cell(name, None, content.reported_by)
         return self.load(name, lambda _: self._check(name, content.value, schema))
 

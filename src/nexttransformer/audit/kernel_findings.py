@@ -43,7 +43,7 @@ def _paths(choices: list[KernelChoice]) -> dict[str, str]:
 
 def _file_findings(view: RunView, recorded: set[str]) -> Iterator[Finding]:
     """The tiles in the run folder are those of an attempt."""
-    if recorded and TUNING_FILE not in view.files.entries:
+    if recorded and not view.files.is_file(TUNING_FILE):
         yield error("The tiles of the kernels are missing.", TUNING_FILE)
     document = view.tuning.value
     if document is not None and document.digest not in recorded:
