@@ -119,6 +119,32 @@ def test_folders_of_old_jobs_are_removed(tmp_path: Path) -> None:
     assert not old.exists() and recent.exists() and local.exists()
 
 
+@pytest.mark.parametrize("obstacle", ["inductor", "inductor/7/.rank_1.lock/folder"])
+def test_a_folder_that_cannot_be_used_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str) -> None:
+    monkeypatch.setattr(compile_cache.tempfile, "gettempdir", lambda: str(tmp_path / "local"))
+    (tmp_path / "shared" / obstacle).parent.mkdir(parents=True)
+    (tmp_path / "shared" / obstacle).write_text("")
+    folder, warnings = start(tmp_path / "shared", "7")
+    assert folder == tmp_path / f"local/nexttransformer_{os.getuid()}/inductor/7/rank_1"
+    (warning,) = warnings
+    assert warning.startswith(f"{tmp_path}/shared/inductor cannot be used (") and "goes to" in warning
+
+
+def test_a_copy_that_fails_or_was_cut_off(tmp_path: Path) -> None:
+    old, own = start(tmp_path, "6")[0], tmp_path / "inductor/7/rank_1"
+    old.mkdir()
+    (old / "kernel").write_text("code")
+    mark_warm()
+    # Vanishes while it is copied, as a file of a job that still compiles.
+    (old / "gone").symlink_to("nowhere")
+    assert start(tmp_path, "7")[1] == [
+        f"{own}: starts empty, compiling takes longer: the last job's could not be copied."
+    ]
+    assert not own.exists()
+    (old / "gone").unlink()
+    assert start(tmp_path, "7")[1] == [] and [path.name for path in own.iterdir()] == ["kernel"]
+
+
 def test_a_network_file_system_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_cache, "file_system", lambda path: "lustre")
     monkeypatch.setattr(compile_cache.tempfile, "gettempdir", lambda: str(tmp_path / "local"))

@@ -38,16 +38,22 @@ def set_cache_folders(cache_root: Path, world: World) -> list[str]:
         own = root / job / f"rank_{world.local_rank}"
         if world.device.type == "cuda":
             kind = file_system(root)
+            local = Path(tempfile.gettempdir()) / f"nexttransformer_{os.getuid()}" / name
             if _NETWORK_TYPES.fullmatch(kind):
-                local = Path(tempfile.gettempdir()) / f"nexttransformer_{os.getuid()}" / name
                 warnings.append(f"{root} is on a network file system ({kind}); compiled code goes to {local} instead.")
-                root, own = local, local / job / own.name
+                root = local
             try:
-                _remove_old(root, job)
                 own = _claim(root, job, own.name)
+            except OSError as error:
+                # Another user's, or read-only: torch would fail with it while it compiles.
+                warnings.append(f"{root} cannot be used ({error.strerror}); compiled code goes to {local} instead.")
+                root, own = local, _claim(local, job, own.name)
+            try:
+                _remove_old(root, own.parent.name)
                 _warm_up(root, own)
             except OSError as error:
-                warnings.append(f"{own}: starts empty, compiling takes longer: {error.strerror}.")
+                reason = error.strerror or "the last job's could not be copied"
+                warnings.append(f"{own}: starts empty, compiling takes longer: {reason}.")
         os.environ[variable] = str(own)
     return warnings
 
@@ -102,7 +108,9 @@ def _warm_up(root: Path, own: Path) -> None:
     markers = sorted((path for path in markers if path.is_file()), key=lambda path: path.stat().st_mtime)
     if not markers:
         return
-    partial = own.with_name(f"{own.name}.partial_{os.getpid()}")
+    # This process holds the folder: what is there was left by one that was killed.
+    partial = own.with_name(f"{own.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(markers[-1].parent, partial, ignore=shutil.ignore_patterns(_MARKER))
     partial.rename(own)
 
