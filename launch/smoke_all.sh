@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Two updates of every registered method (or of those named), one GPU each and as many side by side as there are
-# GPUs, then one line each: loss, tokens/s, memory, time of the first update. Repeat it to continue with what is missing.
+# GPUs, then one line each: loss, tokens/s, memory, time of the first update. Repeat it to continue what is missing.
 #
 #   launch/smoke_all.sh --site-config site.local.json --output runs/smoke [METHOD ...]
 #
