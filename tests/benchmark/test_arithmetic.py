@@ -14,7 +14,7 @@ from nexttransformer.benchmark.runner import sweep_sizes
 from nexttransformer.benchmark.subject import fill_nonzero
 from nexttransformer.config import method_files, resolve_method
 from nexttransformer.models import build_model
-from nexttransformer.ops.relu_squared.tiles import BACKWARD_TILES, FORWARD_TILES, chosen_tile
+from nexttransformer.ops.relu_squared.tiles import BACKWARD_TILES, FORWARD_TILES, Tile, chosen_tile
 from nexttransformer.protocol import FORMAL_V1, TEST_V1
 
 
@@ -164,8 +164,8 @@ def test_stand_in_tokens_are_about_as_many_as_real_ones():
 
 
 def test_the_tiles_in_use_are_fixed():
-    assert chosen_tile(is_backward=False) == (128, 256, 64, 8, 8, 4)
-    assert chosen_tile(is_backward=True) == (128, 256, 64, 8, 8, 3)
+    assert chosen_tile(is_backward=False) == Tile(128, 256, 64, 8, 8, 4, parts=2, programs=1)
+    assert chosen_tile(is_backward=True) == Tile(128, 256, 64, 8, 8, 3, parts=2, programs=1)
     for tiles in (FORWARD_TILES, BACKWARD_TILES):
         assert len(set(tiles)) == len(tiles)
         # Shared memory of a Hopper block: the loads under way and half of the result.

@@ -63,8 +63,10 @@ def test_an_output_that_cannot_be_used(prepared_site: Path, tmp_path: Path) -> N
 def test_ctrl_c_waits_for_the_run_and_starts_no_other(prepared_site: Path, tmp_path: Path) -> None:
     words = [SCRIPT, "--site-config", prepared_site, "--output", "runs", "--protocol", "test-v1", "dense_full", "sssl"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    # A process group of its own, as a terminal gives it.
-    with subprocess.Popen(words, cwd=tmp_path, env=environment(), start_new_session=True, **pipes) as script:
+    # A process group of its own, as a terminal gives it, and Ctrl-C not ignored, as it is for what runs in the
+    # background: a shell cannot change that.
+    pipes |= {"start_new_session": True, "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    with subprocess.Popen(words, cwd=tmp_path, env=environment(), **pipes) as script:
         while script.poll() is None and not (tmp_path / "runs/dense_full.log").exists():
             time.sleep(0.05)
         os.killpg(script.pid, signal.SIGINT)
