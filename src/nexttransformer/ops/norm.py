@@ -1,4 +1,4 @@
-"""RMS norm without gain: the one normalization of the skeleton."""
+"""RMS norm without gain, the one normalization of the skeleton, and the squared norm."""
 
 import torch
 import torch.nn.functional as functional
@@ -14,3 +14,8 @@ def rms_norm(x: Tensor, eps: float = NORM_EPS) -> Tensor:
         return functional.rms_norm(x, x.shape[-1:], eps=eps)
     x32 = x.float()
     return (x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def squared_norm(x: Tensor) -> Tensor:
+    """Returns sum(x^2) over the last dimension, float32."""
+    return x.float().square().sum(-1)

@@ -25,6 +25,7 @@ from nexttransformer.config import ModelConfig
 from nexttransformer.models.layers import NORM_EPS, Linear, projection_bound
 from nexttransformer.models.parts import Options, Part, Residual, ResidualRead, uniform, values, zeros
 from nexttransformer.models.residuals.streams import generate_logits, sum_tensors
+from nexttransformer.ops.norm import squared_norm
 
 NUM_ROLES = 4
 
@@ -49,9 +50,7 @@ class DepthWeights(Part):
         """Returns the weights [..., C, k], float32; without the batch and time dimensions if static."""
         weights = self.bias
         if self.is_dynamic:
-            hidden = functional.gelu(
-                generate_logits(newest_BTD, newest_BTD.float().square().sum(-1), self.w1.weight, NORM_EPS)
-            )
+            hidden = functional.gelu(generate_logits(newest_BTD, squared_norm(newest_BTD), self.w1.weight, NORM_EPS))
             weights = weights + self.w2(hidden)
         return weights.unflatten(-1, (self.num_roles, -1))
 

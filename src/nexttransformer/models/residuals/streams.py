@@ -16,6 +16,7 @@ from torch import Tensor
 from nexttransformer.config import ModelConfig
 from nexttransformer.models.layers import Linear
 from nexttransformer.models.parts import Options, Residual, ResidualRead, zeros
+from nexttransformer.ops.norm import squared_norm
 from nexttransformer.ops.stream_write import Scaling, stream_write
 
 
@@ -164,14 +165,14 @@ class MultiStream(Residual):
 
     def init(self, x0_BTD: Tensor) -> StreamState:
         streams_BTND = x0_BTD[:, :, None].expand(-1, -1, self.num_streams, -1)
-        return StreamState(streams_BTND, _squares(streams_BTND), self.first_memo(x0_BTD.device))
+        return StreamState(streams_BTND, squared_norm(streams_BTND), self.first_memo(x0_BTD.device))
 
     def scale(self, state: StreamState | Unwritten, lambda_: Tensor, mu: Tensor, x0_BTD: Tensor) -> StreamState:
         if isinstance(state, Unwritten):
             return _written(state, Scaling(lambda_, mu, x0_BTD))
         scaled_BTND = lambda_ * state.streams_BTND.float() + mu * x0_BTD.float()[:, :, None]
         streams_BTND = scaled_BTND.to(state.streams_BTND.dtype)
-        return StreamState(streams_BTND, _squares(streams_BTND), state.memo)
+        return StreamState(streams_BTND, squared_norm(streams_BTND), state.memo)
 
     def read(self, state: StreamState | Unwritten, sublayer: int) -> ResidualRead:
         state = _written(state)
@@ -191,10 +192,6 @@ class MultiStream(Residual):
         """(N^2 + 2N) D per sublayer: reading, mixing and writing; 2N D without mixing."""
         per_channel = 2 * self.num_streams + (self.num_streams**2 if self.has_stream_mixing else 0)
         return self.num_sublayers * per_channel * self.width
-
-
-def _squares(x: Tensor) -> Tensor:
-    return x.float().square().sum(-1)
 
 
 def _written(state: StreamState | Unwritten, scaling: Scaling | None = None) -> StreamState:

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nexttransformer.ops.norm import squared_norm
+
 
 class Scaling(NamedTuple):
     """Every stream becomes lambda x + mu x0; lambda and mu are 0-d float32."""
@@ -32,4 +34,4 @@ def stream_write_naive(
             total = scaling.lambda_ * total + scaling.mu * scaling.x0_BTD.float()
         new.append(total.to(y_BTD.dtype))
     new_BTND = torch.stack(new, dim=2)
-    return new_BTND, new_BTND.float().square().sum(-1)
+    return new_BTND, squared_norm(new_BTND)
