@@ -209,6 +209,12 @@ def test_streams_are_written_with_the_schemes_number_of_them():
     assert "stream_write" not in dict(plain)
 
 
+@pytest.mark.parametrize(("method", "has_rounds"), [("mhc", True), ("mhc_lite", False), ("simple_hc", False)])
+def test_only_the_scheme_with_sinkhorn_rounds_checks_them(method, has_rounds):
+    found = dict(self_check.fused_ops(resolve_method(method_files()[method], "formal-v1")))
+    assert ("sinkhorn" in found) == has_rounds and "stream_write" in found
+
+
 def test_only_kernels_of_fla_core_are_tuned(stub):
     tuner = PlainTuner(stub)
     self_check.decide_path(

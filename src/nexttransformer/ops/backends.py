@@ -162,9 +162,9 @@ def chosen_path(op: str) -> str | None:
     return _paths.get(op)
 
 
-def is_fused(op: str, x: torch.Tensor) -> bool:
-    """Returns whether our own fused form of an operation runs for this input: 16 bit on CUDA, not rejected."""
-    return x.is_cuda and x.element_size() == 2 and _paths.get(op) != "reference"
+def is_fused(op: str, x: torch.Tensor, *, item_bytes: int = 2) -> bool:
+    """Returns whether our own fused form of an operation runs for this input: of its size, on CUDA, not rejected."""
+    return x.is_cuda and x.element_size() == item_bytes and _paths.get(op) != "reference"
 
 
 def ensure_path(op: str) -> str:

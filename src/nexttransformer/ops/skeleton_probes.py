@@ -11,11 +11,13 @@ from nexttransformer.ops.convolved_heads.naive import convolved_heads_naive
 from nexttransformer.ops.probes import Case, Inputs, Outputs, Probe, Sizes
 from nexttransformer.ops.relu_squared import relu_squared_mlp_naive
 from nexttransformer.ops.rotary_heads.naive import rotary_heads_naive
+from nexttransformer.ops.sinkhorn.naive import sinkhorn_naive
 from nexttransformer.ops.stream_write.naive import Scaling, stream_write_naive
 
 # Where the command does not say how many residual streams there are.
 _NUM_STREAMS = 4
 _SOFT_CAP, _QK_GAIN, _ROPE_BASE = 15.0, 1.2, 100_000.0
+_SINKHORN_ROUNDS, _SINKHORN_EPS = 20, 1e-6
 
 
 def _normal(generator: torch.Generator, *shape: int) -> Tensor:
@@ -143,6 +145,24 @@ def stream_write_probe() -> Probe:
 
     rounded = ("streams", "y", "x0")
     return Probe("stream_write", {"native": None}, {"native": native}, reference, inputs, False, rounded)
+
+
+def sinkhorn_probe() -> Probe:
+    """Logits as large as a trained generator makes them; everything in float32."""
+
+    def inputs(sizes: Sizes, case: Case, generator: torch.Generator) -> Inputs:
+        num_streams = sizes.num_streams or _NUM_STREAMS
+        return {"logits": 3 * _normal(generator, 1, case.num_tokens, num_streams, num_streams)}
+
+    def native(x: Inputs, sizes: Sizes) -> Outputs:
+        from nexttransformer.ops.sinkhorn.fused import sinkhorn_fused
+
+        return {"o": sinkhorn_fused(x["logits"], _SINKHORN_ROUNDS, _SINKHORN_EPS)}
+
+    def reference(x: Inputs, sizes: Sizes) -> Outputs:
+        return {"o": sinkhorn_naive(x["logits"], _SINKHORN_ROUNDS, _SINKHORN_EPS)}
+
+    return Probe("sinkhorn", {"native": None}, {"native": native}, reference, inputs, False, ())
 
 
 def cross_entropy_probe() -> Probe:

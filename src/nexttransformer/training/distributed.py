@@ -120,9 +120,7 @@ def prepare_device(device: torch.device, logs: Path | None = None) -> None:
     torch.backends.cudnn.allow_tf32 = False
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        # NCCL's flight recorder: what every rank was doing when a collective timed out.
-        for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
-            os.environ.setdefault(name, "2000")
+        # NCCL's flight recorder (on by default): what every rank was doing when a collective timed out.
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
         if logs is not None:
             for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):

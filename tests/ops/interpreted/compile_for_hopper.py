@@ -29,6 +29,7 @@ from nexttransformer.ops.cross_entropy import fused as cross_entropy
 from nexttransformer.ops.relu_squared import fused as relu_squared
 from nexttransformer.ops.relu_squared.tiles import tiles
 from nexttransformer.ops.rotary_heads import fused as rotary_heads
+from nexttransformer.ops.sinkhorn import fused as sinkhorn
 from nexttransformer.ops.stream_write import fused as stream_write
 from nexttransformer.protocol import get_protocol
 
@@ -130,6 +131,12 @@ def _stream_wrappers(num_streams: int, width: int) -> Iterator[tuple[str, Callab
             yield name, lambda given=given: stream_write._backward(streams, *given)
 
 
+def _sinkhorn_wrappers(num_streams: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    logits = _draw(1, _NUM_TOKENS, num_streams, num_streams, dtype=torch.float32)
+    yield f"sinkhorn, N {num_streams}", lambda: sinkhorn._forward(logits, 20, 1e-6)
+    yield f"sinkhorn, N {num_streams}", lambda: sinkhorn._backward(logits, logits, 20, 1e-6)
+
+
 def _relu_squared_wrappers(width: int, mlp_width: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     a_ND, aux_NF = _draw(_NUM_TOKENS, width), _draw(_NUM_TOKENS, mlp_width)
     for is_backward in (False, True):
@@ -164,6 +171,7 @@ def compile_all() -> list[Compiled]:
         *_convolved_wrappers(formal.num_heads, formal.head_dim),
         *_convolved_wrappers(2 * formal.num_heads, 64),
         *_stream_wrappers(4, width),
+        *_sinkhorn_wrappers(4),
         *_relu_squared_wrappers(width, formal.mlp_width),
         *_cross_entropy_wrappers(width, formal.vocab_size),
     ]

@@ -16,7 +16,7 @@ import torch
 
 from tests.ops.interpreted.bfloat16 import make_exact
 
-OPERATIONS = ("rotary_heads", "convolved_heads", "relu_squared", "cross_entropy", "stream_write")
+OPERATIONS = ("rotary_heads", "convolved_heads", "relu_squared", "cross_entropy", "stream_write", "sinkhorn")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,17 +28,22 @@ def needs_interpreter() -> None:
         pytest.skip("needs TRITON_INTERPRET=1 from the start of the process, as .ci/run sets it.")
 
 
+def is_fused(op: str, x: torch.Tensor, *, item_bytes: int = 2) -> bool:
+    """As `backends.is_fused`, for CPU tensors too."""
+    return x.element_size() == item_bytes
+
+
 @pytest.fixture(autouse=True)
 def interpreter(needs_interpreter: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels run interpreted, and the public functions take their fused form for 16-bit CPU tensors."""
+    """Kernels run interpreted, and the public functions take their fused form for CPU tensors."""
     make_exact(monkeypatch)
     # Fewer programs than tiles, so that one program makes several.
     device = SimpleNamespace(multi_processor_count=3)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
     for op in OPERATIONS:
-        monkeypatch.setattr(f"nexttransformer.ops.{op}.is_fused", lambda op, x: x.element_size() == 2)
+        monkeypatch.setattr(f"nexttransformer.ops.{op}.is_fused", is_fused)
     # Small sizes make several programs.
     from nexttransformer.ops.convolved_heads import fused
 
     monkeypatch.setattr(fused, "_TOKENS", 16)
-    monkeypatch.setattr(fused, "_SUMMED_TOKENS", 32)
+    monkeypatch.setattr(fused, "_LENGTH", 8)

@@ -5,11 +5,12 @@ import torch
 
 from nexttransformer.ops.path_check import check_path, failure
 from nexttransformer.ops.probes import Sizes
+from tests.ops.interpreted.conftest import OPERATIONS
 
 pytestmark = pytest.mark.interpret
 
 
-@pytest.mark.parametrize("op", ["rotary_heads", "convolved_heads", "relu_squared", "cross_entropy", "stream_write"])
+@pytest.mark.parametrize("op", OPERATIONS)
 @pytest.mark.parametrize("sizes", [Sizes(3, 64, 64, 75, 448, 1000), Sizes(1, 128, 128, 130, 64, 4096)])
 def test_self_check_passes(op: str, sizes: Sizes) -> None:
     check = check_path(op, "native", sizes, device=torch.device("cpu"))

@@ -58,6 +58,8 @@ def arguments(name: str) -> tuple:
         "relu_squared_down_backward": (draw(generator, T, D), w2, a),
         "relu_squared_mlp": (leaf(x), leaf(w1), leaf(w2)),
         "relu_squared_mlp_backward": (draw(generator, T, D), x, w1, w2, a),
+        "sinkhorn": (leaf(3 * torch.randn(3, T, 4, 4, generator=generator)), 20, 1e-6),
+        "sinkhorn_backward": (*torch.randn(2, 3, T, 4, 4, generator=generator), 20, 1e-6),
         "softcap_cross_entropy": (leaf(h), leaf(head), torch.arange(T), 15.0, True),
         "softcap_cross_entropy_no_gradient": (h, head, torch.arange(T), 15.0, False),
         "softcap_cross_entropy_backward": (torch.rand(T, generator=generator), draw(generator, T, V), h, head),
@@ -79,6 +81,8 @@ NAMES = (
     "stream_write_no_mixing",
     "stream_write_backward",
     "stream_write_backward_no_mixing",
+    "sinkhorn",
+    "sinkhorn_backward",
     "relu_squared_up",
     "relu_squared_down_backward",
     "relu_squared_mlp",
@@ -102,13 +106,14 @@ def registered() -> set[str]:
     import nexttransformer.ops.cross_entropy.fused
     import nexttransformer.ops.relu_squared.fused
     import nexttransformer.ops.rotary_heads.fused
+    import nexttransformer.ops.sinkhorn.fused
     import nexttransformer.ops.stream_write.fused  # noqa: F401
 
     names = {name.removeprefix("nexttransformer::") for name in torch._C._dispatch_get_all_op_names()}
     return {
         name
         for name in names
-        if name.startswith(("rotary_heads", "convolved_heads", "relu_squared", "softcap", "stream_write"))
+        if name.startswith(("rotary_heads", "convolved_heads", "relu_squared", "softcap", "stream_write", "sinkhorn"))
     }
 
 

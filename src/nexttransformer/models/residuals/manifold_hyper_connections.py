@@ -35,22 +35,13 @@ from nexttransformer.models.residuals.streams import (
     StreamState,
     generate_logits,
 )
+from nexttransformer.ops.sinkhorn import sinkhorn
 
 GENERATOR_EPS = 1e-6
 SINKHORN_EPS = 1e-6
 SINKHORN_ROUNDS = 20
 FAR_LOGIT = -8.0
 REFRESH_SUBLAYERS = 4
-
-
-def sinkhorn(logits_NN: Tensor) -> Tensor:
-    """Returns nearly doubly stochastic matrices [..., N, N] from logits; columns (dim -2) sum to 1 exactly."""
-    m = torch.softmax(logits_NN, dim=-1) + SINKHORN_EPS
-    m = m / m.sum(-2, keepdim=True)
-    for _ in range(SINKHORN_ROUNDS - 1):
-        m = m / m.sum(-1, keepdim=True)
-        m = m / m.sum(-2, keepdim=True)
-    return m
 
 
 def permutation_matrices(num_streams: int, device: torch.device | str) -> Tensor:
@@ -86,6 +77,8 @@ class SublayerGates(Part):
 class ManifoldHyperConnections(MultiStream):
     """The residual scheme mhc."""
 
+    fused_ops = (*MultiStream.fused_ops, "sinkhorn")
+
     def __init__(self, config: ModelConfig, options: StreamOptions) -> None:
         super().__init__(config, options)
         self.sublayers = torch.nn.ModuleList(
@@ -109,7 +102,8 @@ class ManifoldHyperConnections(MultiStream):
 
     def mix_streams(self, logits_BTM: Tensor, memo: tuple[Tensor, ...]) -> Tensor:
         """Returns res [B, T, N, N] from its logits."""
-        return sinkhorn(logits_BTM.unflatten(-1, (self.num_streams, self.num_streams)))
+        logits_BTNN = logits_BTM.unflatten(-1, (self.num_streams, self.num_streams))
+        return sinkhorn(logits_BTNN, num_rounds=SINKHORN_ROUNDS, eps=SINKHORN_EPS)
 
     def coefficients(self, state: StreamState, sublayer: int) -> Coefficients:
         gates = self.gates(sublayer)
@@ -140,6 +134,8 @@ class ManifoldHyperConnections(MultiStream):
 class ManifoldHyperConnectionsLite(ManifoldHyperConnections):
     """The residual scheme mhc_lite; its memo is the N! permutation matrices, flat [J, N*N]."""
 
+    fused_ops = MultiStream.fused_ops
+
     def mix_bias(self) -> Tensor:
         bias = torch.full((math.factorial(self.num_streams),), FAR_LOGIT, device="cpu")
         bias[0] = 0.0
@@ -159,6 +155,7 @@ class SimpleHyperConnections(ManifoldHyperConnections):
     All gates up to the next refresh are generated in one product; its memo is the logits of the sublayers left.
     """
 
+    fused_ops = MultiStream.fused_ops
     has_stream_mixing = False
 
     def mix_bias(self) -> Tensor:

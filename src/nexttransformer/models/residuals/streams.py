@@ -136,8 +136,9 @@ def sum_tensors(terms: list[Tensor]) -> Tensor:
 
 def read_streams(streams_BTND: Tensor, pre_BTN: Tensor) -> Tensor:
     """Returns sum_s pre_s X_s, [B, T, D], summed in float32 and rounded once to the streams' dtype."""
-    terms = [pre_BTN[..., s, None] * x.float() for s, x in enumerate(streams_BTND.unbind(2))]
-    return sum_tensors(terms).to(streams_BTND.dtype)
+    # A sum over a dimension, not of slices: the gradient of slices is a `stack`, where compiled code evaluates every
+    # stream for each element. Without `float()`, whose result would be kept for the backward pass.
+    return (pre_BTN[..., None] * streams_BTND).sum(2).to(streams_BTND.dtype)
 
 
 class MultiStream(Residual):

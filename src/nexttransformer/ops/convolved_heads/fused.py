@@ -1,8 +1,7 @@
-"""Fused CUDA form: one pass forward, two passes backward, which keep only the product itself and the weights.
+"""Fused CUDA form: one pass each way, which keeps only the product itself and the weights for the backward pass.
 
-The first backward pass recomputes the convolution and writes the gradient of its result (dy); the second convolves dy
-backward in time and sums the weights' gradients. One pass would have to recompute each dy once for every tap.
-A program handles tokens of one row and one head.
+A program handles tokens of one row and one head. Backward it recomputes the convolution, and goes through its tokens
+one by one, so that each input and upstream gradient is read once.
 """
 
 import torch
@@ -13,9 +12,8 @@ from torch import Tensor
 from nexttransformer.ops.convolved_heads.naive import UNIT_EPS
 
 _TOKENS = 16
-# The second backward pass: tokens a program adds up for the weights, in steps.
-_SUMMED_TOKENS = 512
-_STEP_TOKENS = 8
+# Backward: pieces that a program goes through side by side, tokens of a piece, warps.
+_CHUNKS, _LENGTH, _BACKWARD_WARPS = 4, 64, 2
 
 
 @triton.jit
@@ -73,7 +71,14 @@ def _forward_kernel(
 
 
 @triton.jit
-def _inner_backward_kernel(
+def _past_row(source, t, channel, stride, num_tokens):
+    """Returns the channels of tokens t [chunks], zeros outside the row."""
+    inside = ((t >= 0) & (t < num_tokens))[:, None]
+    return tl.load(source + t[:, None] * stride + channel[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _backward_kernel(
     qkv,
     weight,
     row,
@@ -81,95 +86,99 @@ def _inner_backward_kernel(
     dq,
     dk,
     dv,
-    dy_out,
+    dqkv,
     drow,
     dfactor,
+    dweight,
     num_tokens,
     eps,
     heads: tl.constexpr,
     dim: tl.constexpr,
-    taps: tl.constexpr,
-    tokens: tl.constexpr,
+    chunks: tl.constexpr,
+    length: tl.constexpr,
+    is_value: tl.constexpr,
     has_row: tl.constexpr,
 ):
-    """Writes the gradient of the convolution's result, and those of row and factor."""
-    t = (tl.program_id(0) * tokens + tl.arange(0, tokens)).to(tl.int64)
-    head = tl.program_id(1)
-    first = tl.program_id(2).to(tl.int64) * num_tokens
+    """Goes backward in time through `chunks` pieces of `length` tokens of one row and head, all at the same pace.
+
+    Four inputs and the gradients dy of the convolution's last four results stay in registers: dy of token t needs
+    inputs t - 3 to t, and the gradient of input t needs dy of tokens t to t + 3. A piece therefore starts with the
+    three tokens after it, whose dy it computes once more.
+    """
     width: tl.constexpr = heads * dim
-    keep = (t < num_tokens)[:, None]
+    index = tl.program_id(1)
+    role = index // heads + (2 if is_value else 0)
+    head = index % heads
     lane = tl.arange(0, dim)
+    channel = role * width + head * dim + lane
+    first = tl.program_id(2).to(tl.int64) * num_tokens
     source = qkv + first * (3 * width)
-    at = (first + t)[:, None] * width + (head * dim + lane)[None, :]
-    kind = dy_out.dtype.element_ty
-    for role in tl.static_range(3):
-        channel = role * width + head * dim + lane
-        y = _convolve(source, weight, t, channel, 3 * width, keep, taps)
+    target = dqkv + first * (3 * width)
+    begin = ((tl.program_id(0) * chunks + tl.arange(0, chunks)) * length).to(tl.int64)
+    w0 = tl.load(weight + channel * 4)[None, :]
+    w1 = tl.load(weight + channel * 4 + 1)[None, :]
+    w2 = tl.load(weight + channel * 4 + 2)[None, :]
+    w3 = tl.load(weight + channel * 4 + 3)[None, :]
+    d0 = tl.zeros((chunks, dim), dtype=tl.float32)
+    d1 = tl.zeros((chunks, dim), dtype=tl.float32)
+    d2 = tl.zeros((chunks, dim), dtype=tl.float32)
+    d3 = tl.zeros((chunks, dim), dtype=tl.float32)
+    # dy of the three tokens after t.
+    later1 = tl.zeros((chunks, dim), dtype=tl.float32)
+    later2 = tl.zeros((chunks, dim), dtype=tl.float32)
+    later3 = tl.zeros((chunks, dim), dtype=tl.float32)
+    last = begin + length + 2
+    x3 = _past_row(source, last, channel, 3 * width, num_tokens).to(tl.float32)
+    x2 = _past_row(source, last - 1, channel, 3 * width, num_tokens).to(tl.float32)
+    x1 = _past_row(source, last - 2, channel, 3 * width, num_tokens).to(tl.float32)
+    kind = dqkv.dtype.element_ty
+    if is_value:
+        upstream = dv
+    else:
+        upstream = dq if role == 0 else dk
+    upstream += first * width + head * dim
+    # Loaded three steps ahead.
+    ahead_x1 = _past_row(source, last - 3, channel, 3 * width, num_tokens)
+    ahead_x2 = _past_row(source, last - 4, channel, 3 * width, num_tokens)
+    ahead_x3 = _past_row(source, last - 5, channel, 3 * width, num_tokens)
+    ahead_g1 = _past_row(upstream, last, lane, width, num_tokens)
+    ahead_g2 = _past_row(upstream, last - 1, lane, width, num_tokens)
+    ahead_g3 = _past_row(upstream, last - 2, lane, width, num_tokens)
+    for i in range(length + 3):
+        t = last - i
+        x0, g = ahead_x1.to(tl.float32), ahead_g1.to(tl.float32)
+        ahead_x1, ahead_x2, ahead_g1, ahead_g2 = ahead_x2, ahead_x3, ahead_g2, ahead_g3
+        ahead_x3 = _past_row(source, t - 6, channel, 3 * width, num_tokens)
+        ahead_g3 = _past_row(upstream, t - 3, lane, width, num_tokens)
+        is_own = (i >= 3) & (t < num_tokens)
+        y = w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3
         gate = tl.sigmoid(y)
-        if role == 2:
-            g = tl.load(dv + at, mask=keep, other=0.0).to(tl.float32)
+        if is_value:
             if has_row:
                 place = (first + t) * heads + head
-                amount = tl.load(factor + place, mask=t < num_tokens, other=0.0)[:, None]
-                e = tl.load(row + at, mask=keep, other=0.0).to(tl.float32)
-                tl.store(dfactor + place, tl.sum(g * e, 1), mask=t < num_tokens)
-                tl.store(drow + at, (amount * g).to(kind), mask=keep)
+                at = (first + t)[:, None] * width + (head * dim + lane)[None, :]
+                amount = tl.load(factor + place, mask=is_own, other=0.0)[:, None]
+                e = tl.load(row + at, mask=is_own[:, None], other=0.0).to(tl.float32)
+                tl.store(dfactor + place, tl.sum(g * e, 1), mask=is_own)
+                tl.store(drow + at, (amount * g).to(kind), mask=is_own[:, None])
         else:
-            if role == 0:
-                g = tl.load(dq + at, mask=keep, other=0.0).to(tl.float32)
-            else:
-                g = tl.load(dk + at, mask=keep, other=0.0).to(tl.float32)
             h = y * gate
             scale = tl.rsqrt(tl.sum(h * h, 1) + eps)[:, None]
             unit = h * scale
             g = scale * (g - unit * tl.sum(g * unit, 1)[:, None])
         # The derivative of y sigmoid(y).
         dy = g * gate * (1.0 + y * (1.0 - gate))
-        tl.store(dy_out + (first + t)[:, None] * (3 * width) + channel[None, :], dy.to(kind), mask=keep)
-
-
-@triton.jit
-def _outer_backward_kernel(
-    qkv,
-    weight,
-    dy,
-    dqkv,
-    dweight,
-    num_tokens,
-    num_channels,
-    dim: tl.constexpr,
-    summed: tl.constexpr,
-    step: tl.constexpr,
-):
-    """Writes the gradient of the product, and for this program's tokens of one row the sum for each of four taps."""
-    channel = tl.program_id(1) * dim + tl.arange(0, dim)
-    first = tl.program_id(2).to(tl.int64) * num_tokens * num_channels
-    w0 = tl.load(weight + channel * 4)[None, :]
-    w1 = tl.load(weight + channel * 4 + 1)[None, :]
-    w2 = tl.load(weight + channel * 4 + 2)[None, :]
-    w3 = tl.load(weight + channel * 4 + 3)[None, :]
-    d0 = tl.zeros((step, dim), dtype=tl.float32)
-    d1 = tl.zeros((step, dim), dtype=tl.float32)
-    d2 = tl.zeros((step, dim), dtype=tl.float32)
-    d3 = tl.zeros((step, dim), dtype=tl.float32)
-    kind = dqkv.dtype.element_ty
-    for start in range(0, summed, step):
-        t = (tl.program_id(0) * summed + start + tl.arange(0, step)).to(tl.int64)[:, None]
-        at = first + t * num_channels + channel[None, :]
-        x = tl.load(qkv + at, mask=t < num_tokens, other=0.0).to(tl.float32)
-        # Input t was multiplied by tap 3 for output t, by tap 2 for output t + 1, and so on.
-        g3 = tl.load(dy + at, mask=t < num_tokens, other=0.0).to(tl.float32)
-        g2 = tl.load(dy + at + num_channels, mask=t + 1 < num_tokens, other=0.0).to(tl.float32)
-        g1 = tl.load(dy + at + 2 * num_channels, mask=t + 2 < num_tokens, other=0.0).to(tl.float32)
-        g0 = tl.load(dy + at + 3 * num_channels, mask=t + 3 < num_tokens, other=0.0).to(tl.float32)
-        dx = w0 * g0 + w1 * g1 + w2 * g2 + w3 * g3
-        tl.store(dqkv + at, dx.to(kind), mask=t < num_tokens)
-        d0 += x * g0
-        d1 += x * g1
-        d2 += x * g2
-        d3 += x * g3
+        dx = w3 * dy + w2 * later1 + w1 * later2 + w0 * later3
+        tl.store(target + t[:, None] * (3 * width) + channel[None, :], dx.to(kind), mask=is_own[:, None])
+        own = tl.where(is_own[:, None], dy, 0.0)
+        d0 += own * x0
+        d1 += own * x1
+        d2 += own * x2
+        d3 += own * x3
+        later3, later2, later1 = later2, later1, dy
+        x3, x2, x1 = x2, x1, x0
     program = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
-    out = dweight + (program.to(tl.int64) * num_channels + channel) * 4
+    out = dweight + (program.to(tl.int64) * (3 * width) + channel) * 4
     tl.store(out, tl.sum(d0, 0))
     tl.store(out + 1, tl.sum(d1, 0))
     tl.store(out + 2, tl.sum(d2, 0))
@@ -224,44 +233,34 @@ def _backward(
     batch, num_tokens, channels = qkv.shape
     head_dim = channels // (3 * num_heads)
     has_row = row is not None
-    dy, dqkv = torch.empty_like(qkv), torch.empty_like(qkv)
+    dqkv = torch.empty_like(qkv)
     drow = torch.empty_like(row) if row is not None else qkv.new_empty(0)
     dfactor = torch.empty_like(factor) if factor is not None else weight.new_empty(0)
-    _inner_backward_kernel[(triton.cdiv(num_tokens, _TOKENS), num_heads, batch)](  # pyright: ignore[reportIndexIssue]
-        qkv,
-        weight,
-        row if has_row else qkv,
-        factor if has_row else weight,
-        dq.contiguous(),
-        dk.contiguous(),
-        dv.contiguous(),
-        dy,
-        drow,
-        dfactor,
-        num_tokens,
-        UNIT_EPS,
-        heads=num_heads,
-        dim=head_dim,
-        taps=weight.shape[1],
-        tokens=_TOKENS,
-        has_row=has_row,
-        num_warps=4,
-    )
-    num_sums = triton.cdiv(num_tokens, _SUMMED_TOKENS)
+    num_sums = triton.cdiv(num_tokens, _CHUNKS * _LENGTH)
     dweight = weight.new_empty(batch * num_sums, *weight.shape)
-    _outer_backward_kernel[(num_sums, 3 * num_heads, batch)](  # pyright: ignore[reportIndexIssue]
-        qkv,
-        weight,
-        dy,
-        dqkv,
-        dweight,
-        num_tokens,
-        channels,
-        dim=head_dim,
-        summed=_SUMMED_TOKENS,
-        step=_STEP_TOKENS,
-        num_warps=4,
-    )
+    for is_value, num_roles in ((False, 2), (True, 1)):
+        _backward_kernel[(num_sums, num_roles * num_heads, batch)](  # pyright: ignore[reportIndexIssue]
+            qkv,
+            weight,
+            row if has_row else qkv,
+            factor if has_row else weight,
+            dq.contiguous(),
+            dk.contiguous(),
+            dv.contiguous(),
+            dqkv,
+            drow,
+            dfactor,
+            dweight,
+            num_tokens,
+            UNIT_EPS,
+            heads=num_heads,
+            dim=head_dim,
+            chunks=_CHUNKS,
+            length=_LENGTH,
+            is_value=is_value,
+            has_row=has_row,
+            num_warps=_BACKWARD_WARPS,
+        )
     return dqkv, dweight.sum(0), drow, dfactor
 
 
