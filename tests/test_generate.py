@@ -8,6 +8,7 @@ import torch
 
 from nexttransformer import generate
 from nexttransformer.errors import CheckpointError, ConfigError
+from nexttransformer.evaluation import generation
 from tests.models.tiny import golden_model, golden_tokens
 from tests.training.trainer_runs import arguments, train
 
@@ -24,9 +25,9 @@ def greedy(model, prompt, num_tokens):
 def test_steps_equal_recomputation(windows):
     model = golden_model(windows)
     prompt = golden_tokens(40)[0][0].tolist()
-    made = list(generate.generate_tokens(model, prompt, max_tokens=12, temperature=0, seed=0, stop_id=-1))
+    made = list(generation.generate_tokens(model, prompt, max_tokens=12, temperature=0, seed=0, stop_id=-1))
     assert made == greedy(model, prompt, 12)
-    stopped = generate.generate_tokens(model, prompt, max_tokens=12, temperature=0, seed=0, stop_id=made[5])
+    stopped = generation.generate_tokens(model, prompt, max_tokens=12, temperature=0, seed=0, stop_id=made[5])
     assert list(stopped) == made[: made.index(made[5])]
 
 
@@ -35,7 +36,7 @@ def test_drawing_is_seeded():
 
     def draw(seed: int, temperature: float) -> list[int]:
         return list(
-            generate.generate_tokens(model, [3, 5], max_tokens=8, temperature=temperature, seed=seed, stop_id=-1)
+            generation.generate_tokens(model, [3, 5], max_tokens=8, temperature=temperature, seed=seed, stop_id=-1)
         )
 
     assert draw(1, 1.0) == draw(1, 1.0) != draw(2, 1.0)

@@ -24,8 +24,10 @@ def main(argv: list[str] | None = None) -> int:
     # Imported here: usage errors should not wait for torch.
     from nexttransformer.evaluation.results import check_output, print_record, write_record
     from nexttransformer.evaluation.scoring import evaluate_checkpoint, open_checkpoint
+    from nexttransformer.models import config_from_dict
     from nexttransformer.training.collectives import on_rank0
     from nexttransformer.training.distributed import Limits, connect, disconnect
+    from nexttransformer.training.kernel_tuning import restore_tiles
 
     world = connect(place, Limits())
     is_clean = False
@@ -33,6 +35,13 @@ def main(argv: list[str] | None = None) -> int:
         checkpoint = open_checkpoint(arguments.checkpoint, world.control)
         on_rank0(lambda: check_output(arguments.output, checkpoint.complete_digest), world.control)
         console = Console()
+        restore_tiles(
+            config_from_dict(checkpoint.model_config),
+            checkpoint.path.parent,
+            control=world.control,
+            device=world.device,
+            cache_root=site.cache_root,
+        )
         record = evaluate_checkpoint(
             checkpoint,
             site,

@@ -15,9 +15,9 @@ from nexttransformer import jsonio
 from nexttransformer.checking.tiny import build_randomized, random_ids, tiny_copy
 from nexttransformer.config import ModelConfig, method_files, resolve_method
 from nexttransformer.data.tokenizer import Tokenizer
+from nexttransformer.evaluation.generation import generate_tokens
 from nexttransformer.export.hf_files import transformers_files
 from nexttransformer.export.reload_check import TRANSFORMERS_TOLERANCE
-from nexttransformer.generate import generate_tokens
 from nexttransformer.models import Decoder
 from nexttransformer.protocol import TEST_V1
 from nexttransformer.training.safetensors_file import write_safetensors

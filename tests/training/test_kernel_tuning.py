@@ -1,6 +1,7 @@
 """Where kernel tiles come from, what is stored where, and that all ranks get rank 0's; kernels are stand-ins."""
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from nexttransformer.config import method_files, resolve_method
 from nexttransformer.errors import CheckpointError, ConfigError
 from nexttransformer.ops import backends, self_check
 from nexttransformer.training import kernel_tuning, session
@@ -213,6 +215,31 @@ def test_nothing_to_tune_reads_nothing(site, tmp_path):
     (tmp_path / "kernel_tuning.json").write_text("{")
     tuning = KernelTuning(SingleProcess(), CPU, cache_root=site.parent, run_files=[tmp_path / "kernel_tuning.json"])
     assert tuning.finish() is None
+
+
+def test_an_evaluation_takes_the_runs_tiles_and_measures_only_the_rest(site, tmp_path, monkeypatch):
+    write(tmp_path / "run/kernel_tuning.json", kernels={"fla.ops.common.states": [states_of(width=64)]})
+    monkeypatch.setattr(kernel_tuning, "device_name", lambda _: "cpu")
+    kernels, said = Kernels(), []
+    kernels.install(monkeypatch)
+    config = resolve_method(method_files()["gdn_hybrid"], "test-v1")
+    place = {"control": SingleProcess(), "cache_root": site.parent, "say": said.append}
+    kernel_tuning.restore_tiles(config, tmp_path / "run", device=torch.device("cuda", 0), **place)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kernels.exercise()
+    # The first candidate would have won; the run has the second.
+    assert kernels.states.run(H=2, K=16, USE_G=True, x="torch.bfloat16", g="torch.float32").kwargs["BV"] == 64
+    assert (kernels.states.num_measured, kernels.sums.num_measured) == (0, 1)
+    assert said == [] and not site.exists()
+
+
+@pytest.mark.parametrize(("method", "device"), [("gdn_hybrid", "cpu"), ("dense_full", "cuda")])
+def test_an_evaluation_without_such_kernels_looks_for_no_tiles(method, device, tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel_tuning.KernelTuning, "restore", lambda self: pytest.fail("looked for tiles"))
+    config = resolve_method(method_files()[method], "test-v1")
+    place = {"control": SingleProcess(), "device": torch.device(device), "cache_root": tmp_path}
+    kernel_tuning.restore_tiles(config, tmp_path, **place)
 
 
 def test_file_names():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nexttransformer.config import ModelConfig
 from nexttransformer.data.tokenizer import Tokenizer
-from nexttransformer.generate import generate_tokens
+from nexttransformer.evaluation.generation import generate_tokens
 from nexttransformer.models import Decoder, build_model
 from nexttransformer.training.checkpoint_load import EvaluationCheckpoint, load_weights
 from nexttransformer.training.safetensors_file import WrittenFile, write_safetensors

@@ -65,6 +65,11 @@ def fused_ops(config: ModelConfig) -> list[tuple[str, Sizes]]:
     return list(found)
 
 
+def needs_fla_core(config: ModelConfig) -> bool:
+    """Returns whether a composition has an operation whose fused paths are fla-core's."""
+    return any(None not in get_probe(op).entry_points.values() for op, _ in fused_ops(config))
+
+
 def describe(op: str, sizes: Sizes) -> str:
     """Returns the name under which an operation's choice is registered: attention's windows are separate."""
     return op if sizes.window is None else f"{op}_window"

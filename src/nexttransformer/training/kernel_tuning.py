@@ -12,10 +12,13 @@ from pathlib import Path
 import torch
 
 from nexttransformer import jsonio
+from nexttransformer.config import ModelConfig
 from nexttransformer.errors import CheckpointError, ConfigError, path_problem
 from nexttransformer.ops import backends, tuning
+from nexttransformer.ops.self_check import needs_fla_core
 from nexttransformer.ops.tuning import Choices
 from nexttransformer.training.collectives import Collectives, on_all_ranks, on_rank0
+from nexttransformer.training.run_folder import RunFolder
 from nexttransformer.training.tuning_document import TuningDocument, file_name, make_document, refusal
 from nexttransformer.training.versions import device_name
 
@@ -69,6 +72,21 @@ class KernelTuning:
         self._document, self._source = on_rank0(lambda: self._tune(exercise), self._control)
         on_all_ranks(self._follow, self._control)
 
+    def restore(self) -> None:
+        """Gives all ranks the known tiles and measures none; what no document names, each kernel measures by itself.
+
+        Raises:
+            ConfigError: as `complete` does.
+        """
+        known = on_rank0(self._open, self._control)
+
+        def follow() -> None:
+            if self._control.rank != 0:
+                self._load()
+                tuning.install(known)
+
+        on_all_ranks(follow, self._control)
+
     def finish(self) -> dict[str, str] | None:
         """Fixes the tiles, stores measured ones in the site's cache, and returns digest and source, or None."""
         if self._document is None or not self._document.kernels:
@@ -96,17 +114,9 @@ class KernelTuning:
 
     def _tune(self, exercise: Callable[[], None]) -> tuple[TuningDocument, str]:
         """Rank 0's part: returns the tiles in use so far, and where the least certain came from."""
-        if self._machine is None:
-            found = backends.versions()
-            self._machine = (device_name(self._device), str(found.triton), str(found.fla_core))
-            self._load()
-            try:
-                self._sources = {source: self._read(path) for source, path in self._places().items()}
-            except OSError as problem:
-                raise ConfigError(path_problem(problem)) from None
-            tuning.install({item: tile for source in reversed(self._sources.values()) for item, tile in source.items()})
-            if not any(self._sources.values()):
-                self._say("kernels     measuring tiles once for this kind of GPU; takes minutes, then they are stored")
+        if self._machine is None and not self._open():
+            self._say("kernels     measuring tiles once for this kind of GPU; takes minutes, then they are stored")
+        assert self._machine is not None
         try:
             exercise()
         # Whatever a kernel does here it does in its self-check too, where failing is a verdict; see `check_path`.
@@ -114,6 +124,19 @@ class KernelTuning:
             self.notes.append(f"kernel tuning: {type(error).__name__}: {str(error).strip()}".splitlines()[0][:300])
         choices = tuning.collect()
         return make_document(self._machine, choices), self._weakest_source(choices)
+
+    def _open(self) -> Choices:
+        """Reads and installs what is known, on rank 0, and returns it."""
+        found = backends.versions()
+        self._machine = (device_name(self._device), str(found.triton), str(found.fla_core))
+        self._load()
+        try:
+            self._sources = {source: self._read(path) for source, path in self._places().items()}
+        except OSError as problem:
+            raise ConfigError(path_problem(problem)) from None
+        known = {item: tile for source in reversed(self._sources.values()) for item, tile in source.items()}
+        tuning.install(known)
+        return known
 
     def _follow(self) -> None:
         # Rank 0 keeps what it knows about operations that have not been run yet.
@@ -167,3 +190,29 @@ class KernelTuning:
         except (OSError, ConfigError) as problem:
             reason = problem.strerror if isinstance(problem, OSError) else problem
             self.notes.append(f"{path}: kernel tuning could not be stored ({reason}); other runs tune again.")
+
+
+def restore_tiles(
+    config: ModelConfig,
+    run_folder: Path,
+    *,
+    control: Collectives,
+    device: torch.device,
+    cache_root: Path,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Lets a model that is only evaluated run with its run's tiles or this machine's, without measuring. Collective.
+
+    Raises:
+        ConfigError: as `KernelTuning.complete` does.
+    """
+    if device.type != "cuda" or not needs_fla_core(config):
+        return
+    if not on_rank0(lambda: backends.missing_package(backends.versions()) is None, control):
+        return
+    known = KernelTuning(
+        control, device, cache_root=cache_root, run_files=[RunFolder(run_folder).kernel_tuning], say=say
+    )
+    known.restore()
+    for note in known.notes if control.rank == 0 else ():
+        say(note)
