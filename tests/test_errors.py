@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,3 +39,18 @@ def test_other_system_errors_are_our_bugs(tmp_path: Path) -> None:
         run_command(lambda argv: len((tmp_path / "gone").read_bytes()))
     with pytest.raises(OSError, match="Bad file"):
         run_command(lambda argv: __import__("os").close(987_654))
+
+
+def test_an_output_that_nobody_reads_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "nexttransformer.check_method", "configs/baseline/dense_full.json"]
+    result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+def test_a_connection_that_breaks_is_our_bug() -> None:
+    code = "import nexttransformer.errors as e\ndef main(argv): raise BrokenPipeError(32, 'gone')\ne.run_command(main)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 1 and "BrokenPipeError: [Errno 32] gone" in result.stderr

@@ -2,6 +2,9 @@
 
 import difflib
 import errno
+import os
+import select
+import signal
 import sys
 from collections.abc import Callable, Iterable
 
@@ -77,15 +80,31 @@ def path_problem(error: OSError) -> str:
     return f"{shown}: cannot be used: {error.strerror}. Choose another path, or correct its permissions or disk."
 
 
+def _is_output_unread() -> bool:
+    """Returns whether standard output is a pipe whose reader has left, as with `| head`."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
 def run_command(main: Callable[[list[str] | None], int], argv: list[str] | None = None) -> None:
     """Runs a command's `main` and exits the process with its code.
 
     User errors end in their own text on stderr and exit code 2, as do paths that the system refuses (no
-    permission, too long, a full disk); failed runs in exit code 1, Ctrl-C in 130. Anything else is our bug
-    and keeps its traceback.
+    permission, too long, a full disk); failed runs in exit code 1, Ctrl-C in 130, an output that nobody
+    reads any more in 141. Anything else is our bug and keeps its traceback.
     """
     try:
-        code = main(argv)
+        try:
+            code = main(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_output_unread():
+            raise
+        # Python would flush, and complain, once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 128 + signal.SIGPIPE
     except RunFailure as error:
         print(error, file=sys.stderr, flush=True)
         code = EXIT_FAILED
