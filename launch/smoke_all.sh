@@ -43,12 +43,21 @@ while [ "$#" -gt 0 ]; do
   esac
 done
 [ -n "$output" ] || fail "--output DIR is missing: the folder for the runs."
+[[ "$micro_batch" =~ ^[1-9][0-9]{0,2}$ ]] || fail "--micro-batch $micro_batch: expected a whole number from 1 to 999."
 load_environment() {
   # shellcheck source=launch/env.sh
   source "$root/launch/env.sh" "$@"
 }
 load_environment ${site[@]+"${site[@]}"} || exit 2
 
+problem=$(python3 -c 'import sys
+from nexttransformer.errors import NextTransformerError
+from nexttransformer.protocol import get_protocol
+try:
+    get_protocol(sys.argv[1])
+except NextTransformerError as error:
+    print(error)' "$protocol") || exit 2
+[ -z "$problem" ] || fail "$problem"
 known=$(cd "$root/configs" && for file in */*.json; do basename "$file" .json; done)
 for method in ${methods[@]+"${methods[@]}"}; do
   grep -qxF "$method" <<<"$known" || fail "no method '$method': expected some of $(tr '\n' ' ' <<<"$known")"

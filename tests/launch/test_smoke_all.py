@@ -38,6 +38,8 @@ def test_a_line_of_figures_for_each_method_and_repeating_continues(prepared_site
         (["dense_full"], "--output DIR is missing"),
         (["--output"], "--output needs a value."),
         (["--output", "runs", "--rows", "3"], "unknown option '--rows'"),
+        (["--output", "runs", "--micro-batch", "0"], "--micro-batch 0: expected a whole number"),
+        (["--output", "runs", "--protocol", "formal"], "--protocol formal: unknown protocol. Did you mean"),
     ],
 )
 def test_wrong_arguments(words: list[str], problem: str, prepared_site: Path, tmp_path: Path) -> None:
