@@ -41,13 +41,46 @@ def test_other_system_errors_are_our_bugs(tmp_path: Path) -> None:
         run_command(lambda argv: __import__("os").close(987_654))
 
 
-def test_an_output_that_nobody_reads_is_no_error() -> None:
+def unread(*words: str, is_unbuffered: bool = False) -> tuple[int, str]:
+    """Returns exit code and stderr of Python where the reader of its output has left."""
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "nexttransformer.check_method", "configs/baseline/dense_full.json"]
-    result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    variables = {**os.environ, "PYTHONUNBUFFERED": "1" if is_unbuffered else ""}
+    result = subprocess.run([sys.executable, *words], stdout=writer, stderr=subprocess.PIPE, text=True, env=variables)
     os.close(writer)
-    assert (result.returncode, result.stderr) == (141, "")
+    return result.returncode, result.stderr
+
+
+def program(body: str) -> tuple[str, str]:
+    return "-c", f"import nexttransformer.errors as e\ndef main(argv):\n    {body}\ne.run_command(main)"
+
+
+@pytest.mark.parametrize("is_unbuffered", [False, True])
+def test_an_output_that_nobody_reads_is_no_error(is_unbuffered: bool) -> None:
+    check = ("-m", "nexttransformer.check_method", "configs/baseline/dense_full.json")
+    assert unread(*check, is_unbuffered=is_unbuffered) == (141, "")
+    # rich would end it with 1, the code of a judgement.
+    by_rich = program("from rich.console import Console; Console().print('found'); return 0")
+    assert unread(*by_rich, is_unbuffered=is_unbuffered) == (141, "")
+
+
+def test_help_that_nobody_reads_is_no_error() -> None:
+    assert unread("-m", "nexttransformer", "check_method", "--help") == (141, "")
+
+
+def test_an_error_is_told_though_nobody_reads_the_output() -> None:
+    assert unread(*program("print('some'); raise e.RunFailure('update 3: the loss is nan')")) == (
+        141,
+        "update 3: the loss is nan\n",
+    )
+    code, text = unread(*program("print('some'); return len(argv)"))
+    assert code != 141 and "TypeError: object of type 'NoneType' has no len()" in text
+
+
+def test_a_closed_output_is_no_error() -> None:
+    command = f"{sys.executable} -m nexttransformer.check_method configs/baseline/dense_full.json >&-"
+    result = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_a_connection_that_breaks_is_our_bug() -> None:

@@ -4,13 +4,14 @@ import difflib
 import errno
 import os
 import select
-import signal
 import sys
 from collections.abc import Callable, Iterable
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+# As of a process that SIGPIPE ended.
+_EXIT_UNREAD = 141
 # What a path that the user named, or the disk under it, can do to any command. Other system errors are ours.
 _PATH_ERRORS = frozenset(
     {
@@ -82,6 +83,8 @@ def path_problem(error: OSError) -> str:
 
 def _is_output_unread() -> bool:
     """Returns whether standard output is a pipe whose reader has left, as with `| head`."""
+    if sys.stdout is None:
+        return False
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
@@ -95,34 +98,43 @@ def run_command(main: Callable[[list[str] | None], int], argv: list[str] | None 
     reads any more in 141. Anything else is our bug and keeps its traceback.
     """
     try:
-        try:
-            code = main(argv)
-        finally:
+        code = _run(main, argv)
+        # None where the caller closed it.
+        if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
         if not _is_output_unread():
             raise
         # Python would flush, and complain, once more at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 128 + signal.SIGPIPE
+        code = _EXIT_UNREAD
+    sys.exit(code)
+
+
+def _run(main: Callable[[list[str] | None], int], argv: list[str] | None) -> int | str | None:
+    """Returns the exit code of a command, its error printed."""
+    try:
+        return main(argv)
+    except SystemExit as end:
+        # rich answers an output that nobody reads with exit code 1; else it is argparse that ends the command.
+        return _EXIT_UNREAD if isinstance(end.__context__, BrokenPipeError) else end.code
     except RunFailure as error:
         print(error, file=sys.stderr, flush=True)
-        code = EXIT_FAILED
+        return EXIT_FAILED
     except NextTransformerError as error:
         print(error, file=sys.stderr, flush=True)
-        code = EXIT_USAGE
+        return EXIT_USAGE
     except OSError as error:
         if error.filename is None or error.errno not in _PATH_ERRORS:
             raise
         print(path_problem(error), file=sys.stderr, flush=True)
-        code = EXIT_USAGE
+        return EXIT_USAGE
     except RuntimeError as error:
         # What pathlib raises for a circle of links before Python 3.13; its text names the path.
         if not str(error).startswith("Symlink loop"):
             raise
         print(f"{str(error)[:300]}: expected a file or folder. Correct the link.", file=sys.stderr, flush=True)
-        code = EXIT_USAGE
+        return EXIT_USAGE
     except KeyboardInterrupt:
         print("Interrupted. Repeat the same command to continue.", file=sys.stderr, flush=True)
-        code = 130
-    sys.exit(code)
+        return 130

@@ -46,4 +46,4 @@ def interpreter(needs_interpreter: None, monkeypatch: pytest.MonkeyPatch) -> Non
     from nexttransformer.ops.convolved_heads import fused
 
     monkeypatch.setattr(fused, "_TOKENS", 16)
-    monkeypatch.setattr(fused, "_LENGTH", 8)
+    monkeypatch.setattr(fused, "_LENGTH", 9)

@@ -12,8 +12,8 @@ from torch import Tensor
 from nexttransformer.ops.convolved_heads.naive import UNIT_EPS
 
 _TOKENS = 16
-# Backward: pieces that a program goes through side by side, tokens of a piece, warps.
-_CHUNKS, _LENGTH, _BACKWARD_WARPS = 4, 64, 2
+# Backward: pieces that a program goes through side by side, tokens of a piece (a multiple of 3), warps.
+_CHUNKS, _LENGTH, _BACKWARD_WARPS = 4, 57, 2
 
 
 @triton.jit
@@ -144,39 +144,42 @@ def _backward_kernel(
     ahead_g1 = _past_row(upstream, last, lane, width, num_tokens)
     ahead_g2 = _past_row(upstream, last - 1, lane, width, num_tokens)
     ahead_g3 = _past_row(upstream, last - 2, lane, width, num_tokens)
-    for i in range(length + 3):
-        t = last - i
-        x0, g = ahead_x1.to(tl.float32), ahead_g1.to(tl.float32)
-        ahead_x1, ahead_x2, ahead_g1, ahead_g2 = ahead_x2, ahead_x3, ahead_g2, ahead_g3
-        ahead_x3 = _past_row(source, t - 6, channel, 3 * width, num_tokens)
-        ahead_g3 = _past_row(upstream, t - 3, lane, width, num_tokens)
-        is_own = (i >= 3) & (t < num_tokens)
-        y = w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3
-        gate = tl.sigmoid(y)
-        if is_value:
-            if has_row:
-                place = (first + t) * heads + head
-                at = (first + t)[:, None] * width + (head * dim + lane)[None, :]
-                amount = tl.load(factor + place, mask=is_own, other=0.0)[:, None]
-                e = tl.load(row + at, mask=is_own[:, None], other=0.0).to(tl.float32)
-                tl.store(dfactor + place, tl.sum(g * e, 1), mask=is_own)
-                tl.store(drow + at, (amount * g).to(kind), mask=is_own[:, None])
-        else:
-            h = y * gate
-            scale = tl.rsqrt(tl.sum(h * h, 1) + eps)[:, None]
-            unit = h * scale
-            g = scale * (g - unit * tl.sum(g * unit, 1)[:, None])
-        # The derivative of y sigmoid(y).
-        dy = g * gate * (1.0 + y * (1.0 - gate))
-        dx = w3 * dy + w2 * later1 + w1 * later2 + w0 * later3
-        tl.store(target + t[:, None] * (3 * width) + channel[None, :], dx.to(kind), mask=is_own[:, None])
-        own = tl.where(is_own[:, None], dy, 0.0)
-        d0 += own * x0
-        d1 += own * x1
-        d2 += own * x2
-        d3 += own * x3
-        later3, later2, later1 = later2, later1, dy
-        x3, x2, x1 = x2, x1, x0
+    # Three steps at a time: then every register holds again what it held before, and none is copied.
+    for i0 in range(0, length + 3, 3):
+        for j in tl.static_range(3):
+            i = i0 + j
+            t = last - i
+            x0, g = ahead_x1.to(tl.float32), ahead_g1.to(tl.float32)
+            ahead_x1, ahead_x2, ahead_g1, ahead_g2 = ahead_x2, ahead_x3, ahead_g2, ahead_g3
+            ahead_x3 = _past_row(source, t - 6, channel, 3 * width, num_tokens)
+            ahead_g3 = _past_row(upstream, t - 3, lane, width, num_tokens)
+            is_own = (i >= 3) & (t < num_tokens)
+            y = w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3
+            gate = tl.sigmoid(y)
+            if is_value:
+                if has_row:
+                    place = (first + t) * heads + head
+                    at = (first + t)[:, None] * width + (head * dim + lane)[None, :]
+                    amount = tl.load(factor + place, mask=is_own, other=0.0)[:, None]
+                    e = tl.load(row + at, mask=is_own[:, None], other=0.0).to(tl.float32)
+                    tl.store(dfactor + place, tl.sum(g * e, 1), mask=is_own)
+                    tl.store(drow + at, (amount * g).to(kind), mask=is_own[:, None])
+            else:
+                h = y * gate
+                scale = tl.rsqrt(tl.sum(h * h, 1) + eps)[:, None]
+                unit = h * scale
+                g = scale * (g - unit * tl.sum(g * unit, 1)[:, None])
+            # The derivative of y sigmoid(y).
+            dy = g * gate * (1.0 + y * (1.0 - gate))
+            dx = w3 * dy + w2 * later1 + w1 * later2 + w0 * later3
+            tl.store(target + t[:, None] * (3 * width) + channel[None, :], dx.to(kind), mask=is_own[:, None])
+            own = tl.where(is_own[:, None], dy, 0.0)
+            d0 += own * x0
+            d1 += own * x1
+            d2 += own * x2
+            d3 += own * x3
+            later3, later2, later1 = later2, later1, dy
+            x3, x2, x1 = x2, x1, x0
     program = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
     out = dweight + (program.to(tl.int64) * (3 * width) + channel) * 4
     tl.store(out, tl.sum(d0, 0))
