@@ -90,6 +90,12 @@ def _is_output_unread() -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
+def _flush_output() -> None:
+    # None where the caller closed it.
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
 def run_command(main: Callable[[list[str] | None], int], argv: list[str] | None = None) -> None:
     """Runs a command's `main` and exits the process with its code.
 
@@ -99,9 +105,7 @@ def run_command(main: Callable[[list[str] | None], int], argv: list[str] | None 
     """
     try:
         code = _run(main, argv)
-        # None where the caller closed it.
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        _flush_output()
     except BrokenPipeError:
         if not _is_output_unread():
             raise
