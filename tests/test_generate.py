@@ -58,6 +58,19 @@ def test_command_on_a_checkpoint(prepared_site, tmp_path, capsys):
         generate.main(["--checkpoint", str(tmp_path / "run"), "--prompt", "x"])
 
 
+def test_what_is_said_about_tiles_is_no_part_of_the_text(prepared_site, tmp_path, capsys, monkeypatch):
+    def restore(config, checkpoint, *, say, **place):
+        say(f"{config.method}: tuned on another GPU ({checkpoint.name})")
+
+    assert train(arguments(prepared_site, tmp_path / "run", "--updates", "1")) == [(0, "")]
+    capsys.readouterr()
+    monkeypatch.setattr(generation, "restore_tiles", restore)
+    words = ["--checkpoint", str(tmp_path / "run/checkpoint_00000001"), "--site-config", str(prepared_site)]
+    assert generate.main([*words, "--prompt", "some", "--max-tokens", "1"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("some") and said.err == "dense_full: tuned on another GPU (checkpoint_00000001)\n"
+
+
 def test_a_damaged_export(prepared_site, tmp_path):
     assert train(arguments(prepared_site, tmp_path / "run", "--updates", "1")) == [(0, "")]
     folder = tmp_path / "run/checkpoint_00000001"

@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         console = Console()
         restore_tiles(
             config_from_dict(checkpoint.model_config),
-            checkpoint.path.parent,
+            checkpoint.path,
             control=world.control,
             device=world.device,
             cache_root=site.cache_root,

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from nexttransformer import evaluate
+from nexttransformer.config import ModelConfig
 from nexttransformer.errors import CheckpointError, ConfigError, DataError, NextTransformerError, ProtocolError
 from nexttransformer.evaluation import inputs
 from nexttransformer.evaluation.bundle import EXCERPT_FOLDER, load_bundle
@@ -22,6 +23,7 @@ from nexttransformer.evaluation.scoring import Subject, evaluate_checkpoint, eva
 from nexttransformer.models import build_model, config_from_dict
 from nexttransformer.protocol import BUNDLE_TASKS_DIGESTS, EXCERPT_BUNDLE, FORMAL_V1, TEST_V1
 from nexttransformer.site_config import load_site_config
+from nexttransformer.training import kernel_tuning
 from nexttransformer.training.collectives import SingleProcess
 from tests.distributed import run_ranks
 from tests.training.trainer_runs import arguments, train
@@ -133,6 +135,18 @@ def test_a_limit_below_the_shots_is_refused(checkpoint: Path, prepared_site: Pat
     with pytest.raises(ConfigError, match="--limit 3: .*Expected at least 11"):
         evaluate.main(words(checkpoint, tmp_path / "out.json", prepared_site, "--eval", "core", "--limit", "3"))
     assert not (tmp_path / "out.json").exists()
+
+
+def test_the_runs_tiles_come_first(
+    checkpoint: Path, prepared_site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def restore(config: ModelConfig, folder: Path, *, cache_root: Path, **place: Any) -> None:
+        assert (config.method, folder) == ("dense_full", checkpoint)
+        raise ConfigError(f"tiles of {cache_root} are damaged")
+
+    monkeypatch.setattr(kernel_tuning, "restore_tiles", restore)
+    with pytest.raises(ConfigError, match=f"tiles of {load_site_config(prepared_site).cache_root} are damaged"):
+        evaluate.main(words(checkpoint, tmp_path / "out.json", prepared_site))
 
 
 def test_bad_flags_are_reported_together(tmp_path: Path) -> None:

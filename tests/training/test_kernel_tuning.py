@@ -224,7 +224,10 @@ def test_an_evaluation_takes_the_runs_tiles_and_measures_only_the_rest(site, tmp
     kernels.install(monkeypatch)
     config = resolve_method(method_files()["gdn_hybrid"], "test-v1")
     place = {"control": SingleProcess(), "cache_root": site.parent, "say": said.append}
-    kernel_tuning.restore_tiles(config, tmp_path / "run", device=torch.device("cuda", 0), **place)
+    # From within the checkpoint's folder, as with `--checkpoint .`.
+    (tmp_path / "run/checkpoint_00000001").mkdir()
+    monkeypatch.chdir(tmp_path / "run/checkpoint_00000001")
+    kernel_tuning.restore_tiles(config, Path(), device=torch.device("cuda", 0), **place)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         kernels.exercise()

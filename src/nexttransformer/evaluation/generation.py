@@ -1,6 +1,8 @@
 """Continuing a text with a trained model: loading any checkpoint or export, and the tokens one by one."""
 
+import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -74,7 +76,9 @@ def load_model(folder: Path, site_file: Path | None) -> tuple[Decoder, Tokenizer
         tokenizer, update, cache_root = Tokenizer.load(folder / FILE_NAME), None, default_cache_root()
     config = config_from_dict(jsonio.read_json(folder / files.CONFIG_FILE), str(folder / files.CONFIG_FILE))
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    restore_tiles(config, folder.parent, control=SingleProcess(), device=device, cache_root=cache_root)
+    # The continued text alone goes to stdout.
+    say = partial(print, file=sys.stderr, flush=True)
+    restore_tiles(config, folder, control=SingleProcess(), device=device, cache_root=cache_root, say=say)
     try:
         model = build_model(config, device, seed=None)
     except (RuntimeError, MemoryError) as problem:

@@ -194,7 +194,7 @@ class KernelTuning:
 
 def restore_tiles(
     config: ModelConfig,
-    run_folder: Path,
+    checkpoint: Path,
     *,
     control: Collectives,
     device: torch.device,
@@ -203,6 +203,14 @@ def restore_tiles(
 ) -> None:
     """Lets a model that is only evaluated run with its run's tiles or this machine's, without measuring. Collective.
 
+    Args:
+        config: of the model.
+        checkpoint: its folder; the run's tiles are beside it.
+        control: all ranks.
+        device: this rank's.
+        cache_root: the site's cache.
+        say: prints a line, on rank 0.
+
     Raises:
         ConfigError: as `KernelTuning.complete` does.
     """
@@ -210,9 +218,9 @@ def restore_tiles(
         return
     if not on_rank0(lambda: backends.missing_package(backends.versions()) is None, control):
         return
-    known = KernelTuning(
-        control, device, cache_root=cache_root, run_files=[RunFolder(run_folder).kernel_tuning], say=say
-    )
+    # Resolved: the parent of "." is "." again.
+    run_file = RunFolder(checkpoint.resolve().parent).kernel_tuning
+    known = KernelTuning(control, device, cache_root=cache_root, run_files=[run_file], say=say)
     known.restore()
     for note in known.notes if control.rank == 0 else ():
         say(note)
