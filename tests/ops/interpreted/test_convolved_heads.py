@@ -42,8 +42,8 @@ def check(qkv: Tensor, heads: int, row: Tensor | None, factor: Tensor | None, up
 @pytest.mark.parametrize("has_row", [True, False])
 @pytest.mark.parametrize(
     ("rows", "num_tokens", "heads", "head_dim"),
-    # A program has 16 tokens, and sums 32: 33 and 70 leave a part of both.
-    [(1, 1, 1, 64), (2, 33, 2, 128), (3, 3, 2, 64), (1, 70, 2, 16)],
+    # A program has 16 tokens, backward 4 pieces of 9: 33 and 70 leave a part of both, 37 begins a program with one.
+    [(1, 1, 1, 64), (2, 33, 2, 128), (3, 3, 2, 64), (1, 70, 2, 16), (2, 37, 1, 16)],
 )
 def test_values_and_gradients(rows: int, num_tokens: int, heads: int, head_dim: int, has_row: bool) -> None:
     generator = torch.Generator().manual_seed(num_tokens)
@@ -52,6 +52,14 @@ def test_values_and_gradients(rows: int, num_tokens: int, heads: int, head_dim: 
     row = draw(generator, rows, num_tokens, width) if has_row else None
     factor = 3 * torch.rand(rows, num_tokens, heads, generator=generator) if has_row else None
     check(qkv, heads, row, factor, [draw(generator, rows, num_tokens, heads, head_dim) for _ in range(3)])
+
+
+def test_a_length_that_the_backward_pass_would_overrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nexttransformer.ops.convolved_heads import fused
+
+    monkeypatch.setattr(fused, "_LENGTH", 64)
+    with pytest.raises(AssertionError, match="three steps at a time"):
+        convolved_heads(torch.ones(1, 5, 48, dtype=torch.bfloat16), torch.ones(48, 4), num_heads=1)
 
 
 def test_inputs_and_gradients_that_are_not_contiguous() -> None:

@@ -294,6 +294,7 @@ def convolved_heads_fused(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `ops.convolved_heads.convolved_heads`; 16-bit inputs, K a power of two, four taps, no cache."""
     assert weight.shape[1] == 4, "the backward pass is written for four taps"
+    assert _LENGTH % 3 == 0, "the backward pass takes three steps at a time, and would leave its piece"
     row = row.contiguous() if row is not None else None
     factor = factor.contiguous() if factor is not None else None
     return _forward(qkv.contiguous(), weight.contiguous(), row, factor, num_heads)
