@@ -87,3 +87,16 @@ def test_a_damaged_export(prepared_site, tmp_path):
     (folder / "model_config.json").write_text(json.dumps({**config, "vocab_size": 2**62}))
     with pytest.raises(ConfigError, match="model_config.json: a model of these sizes cannot be built here: "):
         generate.main(words)
+
+
+def test_a_gpu_that_cannot_be_used_is_one_line(prepared_site, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nmore")
+
+    assert train(arguments(prepared_site, tmp_path / "run", "--updates", "1")) == [(0, "")]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", fail)
+    monkeypatch.setattr(generation, "build_model", fail)
+    words = ["--checkpoint", str(tmp_path / "run/checkpoint_00000001"), "--site-config", str(prepared_site)]
+    with pytest.raises(ConfigError, match="cannot be built here: CUDA error: all .* unavailable. Use"):
+        generate.main([*words, "--prompt", "x"])

@@ -75,18 +75,18 @@ def load_model(folder: Path, site_file: Path | None) -> tuple[Decoder, Tokenizer
     else:
         tokenizer, update, cache_root = Tokenizer.load(folder / FILE_NAME), None, default_cache_root()
     config = config_from_dict(jsonio.read_json(folder / files.CONFIG_FILE), str(folder / files.CONFIG_FILE))
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    # The continued text alone goes to stdout.
-    say = partial(print, file=sys.stderr, flush=True)
-    restore_tiles(config, folder, control=SingleProcess(), device=device, cache_root=cache_root, say=say)
     try:
-        model = build_model(config, device, seed=None)
+        model = build_model(config, "cuda" if torch.cuda.is_available() else "cpu", seed=None)
     except (RuntimeError, MemoryError) as problem:
         reason = (str(problem).splitlines() or ["not enough memory"])[0][:200]
         raise ConfigError(
             f"{folder / files.CONFIG_FILE}: a model of these sizes cannot be built here: {reason}. "
             "Use a machine with more memory, or an undamaged copy."
         ) from None
+    # The continued text alone goes to stdout.
+    say = partial(print, file=sys.stderr, flush=True)
+    device = next(model.parameters()).device
+    restore_tiles(config, folder, control=SingleProcess(), device=device, cache_root=cache_root, say=say)
     load_weights(folder / files.MODEL_FILE, dict(model.named_parameters()))
     if update is None:
         header = SafetensorsReader(folder / files.MODEL_FILE).metadata()
