@@ -220,6 +220,8 @@ def test_nothing_to_tune_reads_nothing(site, tmp_path):
 def test_an_evaluation_takes_the_runs_tiles_and_measures_only_the_rest(site, tmp_path, monkeypatch):
     write(tmp_path / "run/kernel_tuning.json", kernels={"fla.ops.common.states": [states_of(width=64)]})
     monkeypatch.setattr(kernel_tuning, "device_name", lambda _: "cpu")
+    # A CPU installation has no einops.
+    monkeypatch.setattr(backends, "missing_package", lambda _: None)
     kernels, said = Kernels(), []
     kernels.install(monkeypatch)
     config = resolve_method(method_files()["gdn_hybrid"], "test-v1")
@@ -239,6 +241,7 @@ def test_an_evaluation_takes_the_runs_tiles_and_measures_only_the_rest(site, tmp
 
 @pytest.mark.parametrize(("method", "device"), [("gdn_hybrid", "cpu"), ("dense_full", "cuda")])
 def test_an_evaluation_without_such_kernels_looks_for_no_tiles(method, device, tmp_path, monkeypatch):
+    monkeypatch.setattr(backends, "missing_package", lambda _: None)
     monkeypatch.setattr(kernel_tuning.KernelTuning, "restore", lambda self: pytest.fail("looked for tiles"))
     config = resolve_method(method_files()[method], "test-v1")
     place = {"control": SingleProcess(), "device": torch.device(device), "cache_root": tmp_path}
@@ -332,4 +335,33 @@ def test_all_ranks_run_rank_0s_tiles(tmp_path):
     # A damaged document on rank 0's node ends every rank in the same line.
     (tmp_path / f"cache_0/tuning/{SITE_NAME}").write_text("{")
     first, second = run_ranks(tune_on_ranks, 2, tmp_path)
+    assert first == second and "not valid JSON" in first
+
+
+def restore_on_ranks(rank: int, world_size: int, folder: Path) -> Any:
+    """Only rank 0's cache has a document; returns what was measured and the width that the kernel runs with."""
+    with pytest.MonkeyPatch.context() as patch:
+        kernels = Kernels()
+        kernels.install(patch)
+        patch.setattr(kernel_tuning, "PACKAGE_FOLDER", folder / "package")
+        patch.setattr(kernel_tuning, "device_name", lambda _: "cpu")
+        patch.setattr(backends, "versions", lambda: VERSIONS)
+        patch.setattr(backends, "missing_package", lambda _: None)
+        config = resolve_method(method_files()["gdn_hybrid"], "test-v1")
+        place = {"control": GroupCollectives(), "device": torch.device("cuda", rank)}
+        try:
+            kernel_tuning.restore_tiles(config, folder / "run/checkpoint", cache_root=folder / f"cache_{rank}", **place)
+        except ConfigError as error:
+            return str(error)
+        chosen = kernels.states.run(H=2, K=16, USE_G=True, x="torch.bfloat16", g="torch.float32")
+        return kernels.num_measured, chosen.kwargs["BV"]
+
+
+@pytest.mark.dist
+def test_an_evaluation_gives_all_ranks_rank_0s_tiles(tmp_path):
+    document = tmp_path / f"cache_0/tuning/{SITE_NAME}"
+    write(document, kernels={"fla.ops.common.states": [states_of(width=64)]})
+    assert run_ranks(restore_on_ranks, 2, tmp_path) == [(0, 64), (0, 64)]
+    document.write_text("{")
+    first, second = run_ranks(restore_on_ranks, 2, tmp_path)
     assert first == second and "not valid JSON" in first
