@@ -6,7 +6,7 @@ import torch
 from nexttransformer.config import ModelConfig, method_files, resolve_method
 from nexttransformer.models import build_model
 from nexttransformer.models.budget import matched_mlp_width, measure_config, reference_budget
-from nexttransformer.models.mixers.attention import Attention, exclude_own_value
+from nexttransformer.models.mixers.attention import VALUE_SQUARE_FLOOR, Attention, exclude_own_value
 from nexttransformer.models.parts import MixerInput, Rope
 from nexttransformer.models.state import map_state
 from nexttransformer.protocol import get_protocol
@@ -164,6 +164,24 @@ def test_exclude_own_value():
     share = torch.tanh(scale)[:, None]
     torch.testing.assert_close(exclude_own_value(y, v, scale), y + share * (expected - y), atol=1e-5, rtol=1e-5)
     assert torch.equal(exclude_own_value(y, torch.zeros_like(v), None), y)
+
+
+@pytest.mark.parametrize("is_learned", [False, True])
+def test_gradients_of_exclude_own_value(is_learned):
+    """Against autograd of the formula in float64; one value is below the floor, where the quotient is fixed."""
+    y, v, upstream = normal(2, 5, 3, 8), normal(2, 5, 3, 8, seed=2), normal(2, 5, 3, 8, seed=3)
+    v[0, 0, 0] = 1e-9
+    leaves = [y, v, torch.tensor([0.3, -1.0, 2.0])][: 3 if is_learned else 2]
+    fast = [x.clone().requires_grad_() for x in leaves]
+    exact = [x.double().requires_grad_() for x in leaves]
+    scale = fast[2] if is_learned else None
+    found = torch.autograd.grad(exclude_own_value(fast[0], fast[1], scale), fast, upstream)
+    y64, v64 = exact[:2]
+    share = (y64 * v64).sum(-1, keepdim=True) / v64.square().sum(-1, keepdim=True).clamp_min(VALUE_SQUARE_FLOOR)
+    amount = torch.tanh(exact[2])[:, None] if is_learned else 1.0
+    wanted = torch.autograd.grad(y64 - amount * share * v64, exact, upstream.double())
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
 
 
 def run_last_mixer(model, x_BTD):

@@ -77,13 +77,40 @@ def make_value_gate(num_heads: int) -> Linear:
     return Linear(VE_GATE_CHANNELS, num_heads, tag="matrix_parity", init=uniform(0.0, 0.02))
 
 
+class _ExcludeOwnValue(torch.autograd.Function):
+    """y - amount share v with share = (y . v) / max(v . v, floor), per head and token; the gradient written out.
+
+    As in `ops.norm`, y and v are kept as they are, which the attention does anyway. No amount is 1.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, v: Tensor, amount_H1: Tensor | None) -> Tensor:
+        square = v.float().square().sum(-1, keepdim=True)
+        share = (y.float() * v).sum(-1, keepdim=True) / square.clamp_min(VALUE_SQUARE_FLOOR)
+        ctx.save_for_backward(y, v, amount_H1, square, share)
+        return (y - (share if amount_H1 is None else amount_H1 * share) * v).to(y.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        y, v, amount_H1, square, share = ctx.saved_tensors
+        (gradient,) = gradients
+        along = (gradient.float() * v).sum(-1, keepdim=True)
+        removed, dshare = share, -along
+        if amount_H1 is not None:
+            removed, dshare = amount_H1 * removed, amount_H1 * dshare
+        dproduct = dshare / square.clamp_min(VALUE_SQUARE_FLOOR)
+        # Below the floor the share does not change with v . v.
+        dsquare = torch.where(square >= VALUE_SQUARE_FLOOR, -share * dproduct, 0.0)
+        dy = gradient + dproduct * v
+        dv = dproduct * y + 2 * dsquare * v - removed * gradient
+        damount_H1 = -(along * share).sum((0, 1)) if amount_H1 is not None else None
+        return dy.to(y.dtype), dv.to(v.dtype), damount_H1
+
+
 def exclude_own_value(y_BTHK: Tensor, v_BTHK: Tensor, scale_H: Tensor | None) -> Tensor:
     """Removes from each head's output its component along the token's own value, or tanh(scale) of it."""
-    y, v = y_BTHK.float(), v_BTHK.float()
-    share_BTH1 = (y * v).sum(-1, keepdim=True) / v.square().sum(-1, keepdim=True).clamp_min(VALUE_SQUARE_FLOOR)
-    if scale_H is not None:
-        share_BTH1 = torch.tanh(scale_H)[:, None] * share_BTH1
-    return (y - share_BTH1 * v).to(y_BTHK.dtype)
+    amount_H1 = torch.tanh(scale_H)[:, None] if scale_H is not None else None
+    return _ExcludeOwnValue.apply(y_BTHK, v_BTHK, amount_H1)
 
 
 class Attention(Mixer):
@@ -180,7 +207,7 @@ class Attention(Mixer):
             return y_BTHK
         # [B, T, H, 1] or [B, T, H, K].
         factor = torch.sigmoid(self.c_gate(query_BTD).float()).unflatten(-1, (self.num_heads, -1))
-        return (factor * y_BTHK.float()).to(y_BTHK.dtype)
+        return (factor * y_BTHK).to(y_BTHK.dtype)
 
     def _exclusive_macs(self) -> float:
         return 0.0 if self.options.exclusive == "none" else 2.0 * self.num_heads * self.head_dim

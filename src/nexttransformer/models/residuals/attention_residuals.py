@@ -23,6 +23,8 @@ from torch import Tensor
 from nexttransformer.config import ModelConfig
 from nexttransformer.models.parts import Options, Residual, ResidualRead, zeros
 from nexttransformer.models.residuals.streams import project_float32, sum_tensors
+from nexttransformer.ops.materialize import materialize
+from nexttransformer.ops.norm import squared_norm
 
 SOURCE_EPS = 1e-6
 
@@ -67,7 +69,7 @@ class AttentionResiduals(Residual):
     def _source(self, x_BTD: Tensor, first_read: int, last_read: int) -> Source:
         """Returns a source with its logits w_j . n(x) for the reads that will use it."""
         logits_BTR = project_float32(x_BTD, self.queries[first_read - 1 : last_read])
-        factor_BT1 = torch.rsqrt(x_BTD.float().square().mean(-1, keepdim=True) + SOURCE_EPS)
+        factor_BT1 = torch.rsqrt(squared_norm(x_BTD) / self.width + SOURCE_EPS)[..., None]
         return Source(x_BTD, logits_BTR * factor_BT1, first_read)
 
     def _mix(self, state: SourceState, read: int) -> Tensor:
@@ -75,8 +77,8 @@ class AttentionResiduals(Residual):
         if len(sources) == 1:
             return sources[0].x_BTD
         logits_BTS = torch.stack([source.logits_BTR[..., read - source.first_read] for source in sources], dim=-1)
-        weights = torch.softmax(logits_BTS, dim=-1).split(1, dim=-1)
-        terms = [weight * source.x_BTD.float() for weight, source in zip(weights, sources, strict=True)]
+        weights = materialize(torch.softmax(logits_BTS, dim=-1)).split(1, dim=-1)
+        terms = [weight * source.x_BTD for weight, source in zip(weights, sources, strict=True)]
         return sum_tensors(terms).to(sources[0].x_BTD.dtype)
 
     def read(self, state: SourceState, sublayer: int) -> ResidualRead:

@@ -85,7 +85,7 @@ class Mudd(Residual):
         return DenseState((x0_BTD,), (x0_BTD,))
 
     def scale(self, state: DenseState, lambda_: Tensor, mu: Tensor, x0_BTD: Tensor) -> DenseState:
-        roles = tuple((lambda_ * x.float() + mu * x0_BTD.float()).to(x.dtype) for x in state.roles)
+        roles = tuple((lambda_[None] * x + mu[None] * x0_BTD).to(x.dtype) for x in state.roles)
         return DenseState(state.sources, roles)
 
     def read(self, state: DenseState, sublayer: int) -> ResidualRead:
@@ -118,5 +118,6 @@ class DenseFormer(Mudd):
 
 
 def _mix(weights: tuple[Tensor, ...], sources: tuple[Tensor, ...]) -> Tensor:
-    terms = [weight * x.float() for weight, x in zip(weights, sources, strict=True)]
+    """Returns the sum of weighted sources; weights in float32, [..., 1], so that every term is."""
+    terms = [weight * x for weight, x in zip(weights, sources, strict=True)]
     return sum_tensors(terms).to(sources[0].dtype)
