@@ -78,8 +78,9 @@ def _gradients_of_rank(rank: int, world_size: int, method: str) -> tuple[dict[st
 
 
 @pytest.mark.dist
-def test_graph_is_cut_at_buckets_and_gradients_are_the_sums() -> None:
-    for differences, graphs, num_compiled in run_ranks(_gradients_of_rank, 2, "dense_full"):
+@pytest.mark.parametrize("method", ["dense_full", "mhc_lite"])
+def test_graph_is_cut_at_buckets_and_gradients_are_the_sums(method: str) -> None:
+    for differences, graphs, num_compiled in run_ranks(_gradients_of_rank, 2, method):
         # Cut into several graphs; none compiled again where a micro-batch reduces or an update begins.
         assert len(graphs) >= 3 and num_compiled == 1
         assert max(differences.values()) < 1e-5, differences

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from nexttransformer.ops.in_graph import in_graph
+
 NORM_EPS = 2.0**-23
 
 
@@ -44,14 +46,24 @@ class _SquaredNorm(torch.autograd.Function):
         return (2 * gradients[0][..., None] * x).to(x.dtype)
 
 
+@in_graph
+def _rms_norm(x: Tensor, eps: float) -> Tensor:
+    return _RmsNorm.apply(x, eps)
+
+
+@in_graph
+def _squared_norm(x: Tensor) -> Tensor:
+    return _SquaredNorm.apply(x)
+
+
 def rms_norm(x: Tensor, eps: float = NORM_EPS) -> Tensor:
     """Returns x / sqrt(mean(x^2) + eps) over the last dimension, computed in float32, in x's dtype."""
     if x.is_cuda and not torch.compiler.is_compiling() and not (x.requires_grad and torch.is_grad_enabled()):
         # Eager evaluation: one kernel instead of five, float32 inside as well.
         return functional.rms_norm(x, x.shape[-1:], eps=eps)
-    return _RmsNorm.apply(x, eps)
+    return _rms_norm(x, eps)
 
 
 def squared_norm(x: Tensor) -> Tensor:
     """Returns sum(x^2) over the last dimension, float32."""
-    return _SquaredNorm.apply(x)
+    return _squared_norm(x)

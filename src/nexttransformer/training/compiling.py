@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nexttransformer.models import Decoder
+from nexttransformer.ops.in_graph import prepare_compiler
 from nexttransformer.training.distributed import World
 
 Scope = Literal["model", "parts", "off"]
@@ -64,6 +65,7 @@ def compile_in_place(forward: TrainingForward, settings: CompileSettings) -> Non
     """Arranges compilation at the first forward pass; call it before wrapping in DDP. Shapes are fixed."""
     if settings.scope == "off":
         return
+    prepare_compiler()
     torch._dynamo.config.optimize_ddp = settings.splits_for_ddp
     if settings.scope == "model":
         forward.compile(dynamic=False)

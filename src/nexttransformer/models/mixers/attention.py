@@ -31,6 +31,7 @@ from nexttransformer.models.parts import Mixer, MixerInput, Options, Rope, unifo
 from nexttransformer.ops.attention import AttentionPlan, attention, plan_attention
 from nexttransformer.ops.backends import chosen_path
 from nexttransformer.ops.forgetting_attention import forgetting_attention
+from nexttransformer.ops.in_graph import in_graph
 from nexttransformer.ops.rotary_heads import rotary_heads
 from nexttransformer.ops.rotary_heads.naive import mix_value_row
 
@@ -107,10 +108,15 @@ class _ExcludeOwnValue(torch.autograd.Function):
         return dy.to(y.dtype), dv.to(v.dtype), damount_H1
 
 
+@in_graph
+def _exclude_own_value(y: Tensor, v: Tensor, amount_H1: Tensor | None) -> Tensor:
+    return _ExcludeOwnValue.apply(y, v, amount_H1)
+
+
 def exclude_own_value(y_BTHK: Tensor, v_BTHK: Tensor, scale_H: Tensor | None) -> Tensor:
     """Removes from each head's output its component along the token's own value, or tanh(scale) of it."""
     amount_H1 = torch.tanh(scale_H)[:, None] if scale_H is not None else None
-    return _ExcludeOwnValue.apply(y_BTHK, v_BTHK, amount_H1)
+    return _exclude_own_value(y_BTHK, v_BTHK, amount_H1)
 
 
 class Attention(Mixer):

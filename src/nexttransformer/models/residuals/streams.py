@@ -16,6 +16,7 @@ from torch import Tensor
 from nexttransformer.config import ModelConfig
 from nexttransformer.models.layers import Linear
 from nexttransformer.models.parts import Options, Residual, ResidualRead, zeros
+from nexttransformer.ops.in_graph import in_graph
 from nexttransformer.ops.norm import squared_norm
 from nexttransformer.ops.stream_write import Scaling, stream_write
 
@@ -93,10 +94,15 @@ class _SplitProduct(torch.autograd.Function):
         return rounded_RO @ high_OI, torch.mm(rounded_RO.t(), x_RI, out_dtype=torch.float32)
 
 
+@in_graph
+def _split_product(x_RI: Tensor, weight_OI: Tensor) -> Tensor:
+    return _SplitProduct.apply(x_RI, weight_OI)
+
+
 def project_float32(x: Tensor, weight_OI: Tensor) -> Tensor:
     """Returns x W^T in float32 accuracy, [..., O], for x [..., I] of any dtype and a float32 weight."""
     if x.is_cuda and x.dtype == torch.bfloat16:
-        return _SplitProduct.apply(x.flatten(0, -2), weight_OI).unflatten(0, x.shape[:-1])
+        return _split_product(x.flatten(0, -2), weight_OI).unflatten(0, x.shape[:-1])
     return functional.linear(x.float(), weight_OI)
 
 
