@@ -108,6 +108,20 @@ def test_a_missing_gradient_is_an_error_by_name(prepared_site, tmp_path, capsys,
     assert "No gradient after the first backward pass: backout_lambda." in capsys.readouterr().err
 
 
+@pytest.mark.dist
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_gradient_that_was_lost_is_an_error_by_name(prepared_site, tmp_path, world_size, capsys):
+    folder = tmp_path / "run"
+    words = arguments(prepared_site, folder, "--updates", "6", micro_batch=4)
+    faults = [("gradients", 4, rank, "zero_gradient") for rank in range(world_size)]
+    assert train(words, world_size=world_size, faults=faults) == [(1, "")] * world_size
+    if world_size == 1:
+        assert "failed: The gradient is zero everywhere for x0_lambdas. Either" in capsys.readouterr().err
+    assert (state(folder)["status"], state(folder)["update"]) == ("failed", 4)
+    # At update 0 most gradients are zero, as they should be.
+    assert [line["update"] for line in metrics(folder)] == [1, 2, 3, 4]
+
+
 def test_too_little_space_is_refused_before_update_1(prepared_site, tmp_path, monkeypatch):
     class Usage(NamedTuple):
         total: int

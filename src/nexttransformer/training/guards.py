@@ -24,6 +24,23 @@ def check_all_have_gradients(parameters: Mapping[str, nn.Parameter]) -> None:
         )
 
 
+def check_no_gradient_is_zero(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raises RunFailure naming parameters whose gradient is zero everywhere; the same on all ranks.
+
+    At initialization many are, a few updates later none: then a gradient was lost on its way, which training would
+    survive unnoticed. Compiled graphs that are cut for DDP have done that.
+    """
+    given = [(name, parameter.grad) for name, parameter in parameters.items() if parameter.grad is not None]
+    is_zero = torch.stack([~gradient.any() for _, gradient in given]).tolist()
+    names = [name for (name, _), zero in zip(given, is_zero, strict=True) if zero]
+    if names:
+        more = f" and {len(names) - _NUM_NAMES} more" if len(names) > _NUM_NAMES else ""
+        raise RunFailure(
+            f"The gradient is zero everywhere for {', '.join(names[:_NUM_NAMES])}{more}. Either nothing of the loss "
+            "depends on them, or compiled code lost the gradients: compare with a run on one process, and report it."
+        )
+
+
 def nonfinite_gradients(parameters: Mapping[str, nn.Parameter]) -> list[str]:
     """Returns the first names whose gradient holds NaN or Inf (one wait per parameter: failure path only)."""
     bad = (

@@ -27,6 +27,7 @@ from nexttransformer.training.guards import (
     RecompileCounter,
     SpikeCounter,
     check_all_have_gradients,
+    check_no_gradient_is_zero,
     nonfinite_gradients,
 )
 from nexttransformer.training.metrics import MetricsLine
@@ -40,6 +41,8 @@ from nexttransformer.training.weights_digest import weights_digest
 
 # Updates of an attempt that may compile; after them limits are short and compilation is counted.
 NUM_WARMUP_UPDATES = 2
+# Initial zeros let gradients through one after the other: two updates for all registered methods.
+NUM_UPDATES_UNTIL_ALL_LEARN = 4
 Outcome = Literal["finished", "stopped"]
 
 
@@ -105,6 +108,8 @@ def train(session: Session, state: Progress, stops: StopRequests, watchdog: Watc
                 if update == first:
                     check_all_have_gradients(parameters)
                 hook("gradients", update, parameters)
+                if update == first + NUM_UPDATES_UNTIL_ALL_LEARN:
+                    check_no_gradient_is_zero(parameters)
                 norm = gradient_norm([tensor.grad for tensor in parameters.values() if tensor.grad is not None])
                 source = stops.poll()
                 local = LocalTotals(
