@@ -78,6 +78,10 @@ def test_a_damaged_export(prepared_site, tmp_path):
     shutil.copy(prepared_site.parent / "data/test-v1/tokenizer.tiktoken.json", folder)
     words = ["--checkpoint", str(folder), "--prompt", "x", "--max-tokens", "1"]
     assert generate.main(words) == 0
+    # An export needs no site file; one that is named is read all the same.
+    assert generate.main([*words, "--site-config", str(prepared_site)]) == 0
+    with pytest.raises(ConfigError, match="nowhere.json"):
+        generate.main([*words, "--site-config", "nowhere.json"])
     weights, config = folder / "model.safetensors", json.loads((folder / "model_config.json").read_text())
     content = weights.read_bytes()
     weights.write_bytes(b"\xff" * 8 + content[8:])

@@ -161,17 +161,23 @@ def test_another_machines_tiles_are_left_alone(launch, tmp_path, change):
         ),
         (json.dumps({**DOCUMENT, "kernels": {"fla.ops.none": [states_of()]}}).encode(), "fla.ops.none: no kernel"),
         (json.dumps({**DOCUMENT, "kernels": {"a\nb": [states_of()]}}).encode(), "a b: no kernel"),
-        (json.dumps({**DOCUMENT, "kernels": {"a" * 100_000: [states_of()]}}).encode(), "aaa[.]{3} Delete"),
+        (json.dumps({**DOCUMENT, "kernels": {"a" * 100_000: [states_of()]}}).encode(), "aaa[.]{3} (Delete|Restore)"),
     ],
 )
-@pytest.mark.parametrize("place", ["kernel_tuning.json", f"cache/tuning/{SITE_NAME}"])
-def test_a_damaged_document_is_one_line(launch, tmp_path, content, message, place):
+@pytest.mark.parametrize(
+    ("place", "advice"),
+    [
+        ("kernel_tuning.json", "Restore the file, or start a new run."),
+        (f"cache/tuning/{SITE_NAME}", "Delete the file to tune again."),
+    ],
+)
+def test_a_damaged_document_is_one_line(launch, tmp_path, content, message, place, advice):
     (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / place).write_bytes(content)
     with pytest.raises(ConfigError, match=message) as refusal:
         launch()
     text = str(refusal.value)
-    assert text.startswith(str(tmp_path / place)) and text.endswith("Delete the file to tune again.")
+    assert text.startswith(str(tmp_path / place)) and text.endswith(advice)
     assert "\n" not in text and len(text) < 1000
 
 

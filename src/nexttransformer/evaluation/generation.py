@@ -73,7 +73,8 @@ def load_model(folder: Path, site_file: Path | None) -> tuple[Decoder, Tokenizer
             raise DataError(f"{path}: not the tokenizer that {folder} was trained with. Use the data of that run.")
         update = state.update
     else:
-        tokenizer, update, cache_root = Tokenizer.load(folder / FILE_NAME), None, default_cache_root()
+        tokenizer, update = Tokenizer.load(folder / FILE_NAME), None
+        cache_root = load_site_config(site_file).cache_root if site_file is not None else default_cache_root()
     config = config_from_dict(jsonio.read_json(folder / files.CONFIG_FILE), str(folder / files.CONFIG_FILE))
     try:
         model = build_model(config, "cuda" if torch.cuda.is_available() else "cpu", seed=None)

@@ -170,7 +170,7 @@ class KernelTuning:
         problems = tuning.refused(choices)
         if problems:
             more = f" ({len(problems) - 1} more.)" if len(problems) > 1 else ""
-            raise ConfigError(refusal(f"{path}: {problems[0]}{more}"))
+            raise ConfigError(refusal(path, f"{path}: {problems[0]}{more}"))
         return choices
 
     def _weakest_source(self, choices: Choices) -> str:

@@ -70,13 +70,15 @@ class TuningDocument(StrictRecord):
         try:
             return cls.read(path, ConfigError)
         except ConfigError as error:
-            raise ConfigError(refusal(str(error).splitlines()[0])) from None
+            raise ConfigError(refusal(path, str(error).splitlines()[0])) from None
 
 
-def refusal(problem: str) -> str:
+def refusal(path: Path, problem: str) -> str:
     """Returns a problem of a file, which may quote anything out of it, as one line of readable length."""
     line = " ".join(problem.split())
-    return f"{line if len(line) <= 600 else line[:600] + '...'} Delete the file to tune again."
+    # The tiles of a run are part of its evidence.
+    advice = "Restore the file, or start a new run." if path.name == TUNING_FILE else "Delete the file to tune again."
+    return f"{line if len(line) <= 600 else line[:600] + '...'} {advice}"
 
 
 def make_document(machine: tuple[str, str, str], choices: Choices) -> TuningDocument:
