@@ -6,6 +6,7 @@ import torch
 from nexttransformer.config import ModelConfig, method_files, resolve_method
 from nexttransformer.models import build_model
 from nexttransformer.models.budget import matched_mlp_width, measure_config, reference_budget
+from nexttransformer.models.mixers import attention
 from nexttransformer.models.mixers.attention import VALUE_SQUARE_FLOOR, Attention, exclude_own_value
 from nexttransformer.models.parts import MixerInput, Rope
 from nexttransformer.models.state import map_state
@@ -166,9 +167,11 @@ def test_exclude_own_value():
     assert torch.equal(exclude_own_value(y, torch.zeros_like(v), None), y)
 
 
+@pytest.mark.parametrize("is_written_out", [False, True])
 @pytest.mark.parametrize("is_learned", [False, True])
-def test_gradients_of_exclude_own_value(is_learned):
+def test_gradients_of_exclude_own_value(is_learned, is_written_out, monkeypatch):
     """Against autograd of the formula in float64; one value is below the floor, where the quotient is fixed."""
+    monkeypatch.setattr(attention, "has_written_out_gradient", lambda x: is_written_out)
     y, v, upstream = normal(2, 5, 3, 8), normal(2, 5, 3, 8, seed=2), normal(2, 5, 3, 8, seed=3)
     v[0, 0, 0] = 1e-9
     leaves = [y, v, torch.tensor([0.3, -1.0, 2.0])][: 3 if is_learned else 2]

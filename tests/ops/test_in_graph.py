@@ -58,7 +58,7 @@ def test_no_graph_module_in_the_graph() -> None:
         graphs.append(graph)
         return graph
 
-    x = torch.randn(3, 8, requires_grad=True)
+    x = torch.randn(3, 8, dtype=torch.bfloat16, requires_grad=True)
     compiled = torch.compile(lambda x: rms_norm(x) * squared_norm(x)[..., None], backend=backend, fullgraph=True)
     torch.testing.assert_close(compiled(x), rms_norm(x) * squared_norm(x)[..., None])
     (graph,) = graphs

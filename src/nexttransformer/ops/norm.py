@@ -11,6 +11,11 @@ from nexttransformer.ops.in_graph import in_graph
 NORM_EPS = 2.0**-23
 
 
+def has_written_out_gradient(x: Tensor) -> bool:
+    """Whether gradients are written out for this input: where a float32 copy would be larger; else autograd's count."""
+    return x.element_size() == 2
+
+
 class _RmsNorm(torch.autograd.Function):
     """The norm with its gradient written out, so that x is kept as it is and never as a float32 copy.
 
@@ -61,9 +66,12 @@ def rms_norm(x: Tensor, eps: float = NORM_EPS) -> Tensor:
     if x.is_cuda and not torch.compiler.is_compiling() and not (x.requires_grad and torch.is_grad_enabled()):
         # Eager evaluation: one kernel instead of five, float32 inside as well.
         return functional.rms_norm(x, x.shape[-1:], eps=eps)
-    return _rms_norm(x, eps)
+    if has_written_out_gradient(x):
+        return _rms_norm(x, eps)
+    x32 = x.float()
+    return (x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def squared_norm(x: Tensor) -> Tensor:
     """Returns sum(x^2) over the last dimension, float32."""
-    return _squared_norm(x)
+    return _squared_norm(x) if has_written_out_gradient(x) else x.float().square().sum(-1)

@@ -32,6 +32,7 @@ from nexttransformer.ops.attention import AttentionPlan, attention, plan_attenti
 from nexttransformer.ops.backends import chosen_path
 from nexttransformer.ops.forgetting_attention import forgetting_attention
 from nexttransformer.ops.in_graph import in_graph
+from nexttransformer.ops.norm import has_written_out_gradient
 from nexttransformer.ops.rotary_heads import rotary_heads
 from nexttransformer.ops.rotary_heads.naive import mix_value_row
 
@@ -116,7 +117,12 @@ def _exclude_own_value(y: Tensor, v: Tensor, amount_H1: Tensor | None) -> Tensor
 def exclude_own_value(y_BTHK: Tensor, v_BTHK: Tensor, scale_H: Tensor | None) -> Tensor:
     """Removes from each head's output its component along the token's own value, or tanh(scale) of it."""
     amount_H1 = torch.tanh(scale_H)[:, None] if scale_H is not None else None
-    return _exclude_own_value(y_BTHK, v_BTHK, amount_H1)
+    if has_written_out_gradient(y_BTHK):
+        return _exclude_own_value(y_BTHK, v_BTHK, amount_H1)
+    share_BTH1 = (y_BTHK * v_BTHK).sum(-1, keepdim=True) / v_BTHK.square().sum(-1, keepdim=True).clamp_min(
+        VALUE_SQUARE_FLOOR
+    )
+    return y_BTHK - (share_BTH1 if amount_H1 is None else amount_H1 * share_BTH1) * v_BTHK
 
 
 class Attention(Mixer):
