@@ -1,8 +1,8 @@
 """Functions with a gradient of their own, and how the compiler takes them.
 
-Left alone Dynamo traces an `autograd.Function` into a graph module inside the graph. If the graph is then cut for DDP
-and such a function keeps something it computed, torch 2.11 loses the gradients of all earlier graphs, silently (2.13
-does not). So these functions go into the graph as they are, and both passes are traced with everything else.
+Left alone Dynamo traces an `autograd.Function` into a graph module inside the graph. Torch 2.11 can then lose the
+gradients of all graphs before one that DDP cuts, silently: where the function converts its result to the type that it
+has already (2.13 does not). So these functions go into the graph as they are, traced with everything else.
 """
 
 import hashlib
