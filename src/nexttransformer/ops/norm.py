@@ -16,6 +16,13 @@ def has_written_out_gradient(x: Tensor) -> bool:
     return x.element_size() == 2
 
 
+def _normalized(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Returns the norm of x in its dtype and the float32 factor that makes it."""
+    x32 = x.float()
+    scale = torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
+    return (x32 * scale).to(x.dtype), scale
+
+
 class _RmsNorm(torch.autograd.Function):
     """The norm with its gradient written out, so that x is kept as it is and never as a float32 copy.
 
@@ -25,9 +32,9 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
-        scale = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
+        output, scale = _normalized(x, eps)
         ctx.save_for_backward(x, scale)
-        return (x * scale).to(x.dtype)
+        return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -66,10 +73,7 @@ def rms_norm(x: Tensor, eps: float = NORM_EPS) -> Tensor:
     if x.is_cuda and not torch.compiler.is_compiling() and not (x.requires_grad and torch.is_grad_enabled()):
         # Eager evaluation: one kernel instead of five, float32 inside as well.
         return functional.rms_norm(x, x.shape[-1:], eps=eps)
-    if has_written_out_gradient(x):
-        return _rms_norm(x, eps)
-    x32 = x.float()
-    return (x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return _rms_norm(x, eps) if has_written_out_gradient(x) else _normalized(x, eps)[0]
 
 
 def squared_norm(x: Tensor) -> Tensor:

@@ -79,18 +79,26 @@ def make_value_gate(num_heads: int) -> Linear:
     return Linear(VE_GATE_CHANNELS, num_heads, tag="matrix_parity", init=uniform(0.0, 0.02))
 
 
-class _ExcludeOwnValue(torch.autograd.Function):
-    """y - amount share v with share = (y . v) / max(v . v, floor), per head and token; the gradient written out.
+def _excluded(y: Tensor, v: Tensor, amount_H1: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns y - amount share v with share = (y . v) / max(v . v, floor), and v . v and share, per head and token.
 
-    As in `ops.norm`, y and v are kept as they are, which the attention does anyway. No amount is 1.
+    No amount is 1.
     """
+    y32, v32 = y.float(), v.float()
+    product = (y32 * v32).sum(-1, keepdim=True)
+    square = v32.square().sum(-1, keepdim=True)
+    share = product / square.clamp_min(VALUE_SQUARE_FLOOR)
+    return (y32 - (share if amount_H1 is None else amount_H1 * share) * v32).to(y.dtype), square, share
+
+
+class _ExcludeOwnValue(torch.autograd.Function):
+    """`_excluded` with its gradient written out: as in `ops.norm`, y and v are kept as the attention keeps them."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, v: Tensor, amount_H1: Tensor | None) -> Tensor:
-        square = v.float().square().sum(-1, keepdim=True)
-        share = (y.float() * v).sum(-1, keepdim=True) / square.clamp_min(VALUE_SQUARE_FLOOR)
+        output, square, share = _excluded(y, v, amount_H1)
         ctx.save_for_backward(y, v, amount_H1, square, share)
-        return (y - (share if amount_H1 is None else amount_H1 * share) * v).to(y.dtype)
+        return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -119,10 +127,7 @@ def exclude_own_value(y_BTHK: Tensor, v_BTHK: Tensor, scale_H: Tensor | None) ->
     amount_H1 = torch.tanh(scale_H)[:, None] if scale_H is not None else None
     if has_written_out_gradient(y_BTHK):
         return _exclude_own_value(y_BTHK, v_BTHK, amount_H1)
-    share_BTH1 = (y_BTHK * v_BTHK).sum(-1, keepdim=True) / v_BTHK.square().sum(-1, keepdim=True).clamp_min(
-        VALUE_SQUARE_FLOOR
-    )
-    return y_BTHK - (share_BTH1 if amount_H1 is None else amount_H1 * share_BTH1) * v_BTHK
+    return _excluded(y_BTHK, v_BTHK, amount_H1)[0]
 
 
 class Attention(Mixer):

@@ -239,6 +239,7 @@ def _backward(
     dqkv = torch.empty_like(qkv)
     drow = torch.empty_like(row) if row is not None else qkv.new_empty(0)
     dfactor = torch.empty_like(factor) if factor is not None else weight.new_empty(0)
+    upstream = [gradient.contiguous() for gradient in (dq, dk, dv)]
     num_sums = triton.cdiv(num_tokens, _CHUNKS * _LENGTH)
     dweight = weight.new_empty(batch * num_sums, *weight.shape)
     for is_value, num_roles in ((False, 2), (True, 1)):
@@ -247,9 +248,7 @@ def _backward(
             weight,
             row if has_row else qkv,
             factor if has_row else weight,
-            dq.contiguous(),
-            dk.contiguous(),
-            dv.contiguous(),
+            *upstream,
             dqkv,
             drow,
             dfactor,
