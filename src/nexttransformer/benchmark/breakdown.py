@@ -25,7 +25,7 @@ from nexttransformer.training.gradients import accumulate_gradients
 
 # Passes of one profile; operators on a CPU are many and slow to collect.
 _NUM_PASSES = {"cuda": 2, "cpu": 1}
-_NUM_KERNELS = 15
+_NUM_KERNELS = 40
 _NAME_LENGTH = 96
 # Categories of the trace's events that occupy the device.
 _DEVICE_WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})

@@ -33,7 +33,7 @@ _PATTERNS = tuple(
         (EMBEDDINGS, r"triton_.*(embedding|index_put)"),
         (ELEMENTWISE, r"^triton_(poi|red|per|for)"),
         (ATTENTION, r"sdpa|flash|fmha|attention|attn|dot_do_o|convert_dq|softmax_warp"),
-        (RECURRENT, r"chunk_|wy_|solve_tril|merge_16x16|kda|gdn|delta_rule|l2norm|cumsum|fused_recurrent"),
+        (RECURRENT, r"chunk_|wy_|w_u_|solve_tril|merge_16x16|kda|gdn|delta_rule|l2norm|cumsum|fused_recurrent"),
         (LOSS, r"softcap|cross_entropy|log_softmax|nll_loss"),
         (EMBEDDINGS, r"embedding|index_put|index_select|indexing_backward|radixsort|radix_sort|compute_grad_weight"),
         (EMBEDDINGS, r"sum_and_scatter|krn_partial|::sort|devicesegmentedreduce|index_add|gather"),
@@ -43,7 +43,9 @@ _PATTERNS = tuple(
         ),
         (ACCUMULATION, r"accumulategrad|cudafunctor_add<float>|cudafunctoronself_add<float>"),
         (COPIES, r"aten::(copy_|clone|contiguous|_to_copy|fill_|zero_|cat|empty|empty_like|empty_strided)$"),
-        (ELEMENTWISE, r"rotary|norm|elementwise|reduce_kernel|vectorized|catarray|fillfunctor|multi_tensor|^aten::"),
+        # Our own kernels, named after their operator.
+        (ELEMENTWISE, r"rotary_|convolved_|stream_(forward|backward)|sinkhorn_"),
+        (ELEMENTWISE, r"norm|elementwise|reduce_kernel|vectorized|catarray|fillfunctor|multi_tensor|^aten::"),
     )
 )
 

@@ -13,7 +13,14 @@ from nexttransformer.ops.convolved_heads.naive import UNIT_EPS
 
 _TOKENS = 16
 # Backward: pieces that a program goes through side by side, tokens of a piece (a multiple of 3), warps.
-_CHUNKS, _LENGTH, _BACKWARD_WARPS = 4, 57, 2
+_CHUNKS, _LENGTH, _BACKWARD_WARPS = 2, 57, 1
+
+
+@triton.jit
+def _sigmoid(x):
+    """The square of an inverse root takes fewer instructions than a division."""
+    root = tl.rsqrt(1.0 + tl.exp(-x))
+    return root * root
 
 
 @triton.jit
@@ -29,7 +36,7 @@ def _convolve(source, weight, t, channel, stride, keep, taps: tl.constexpr):
 
 
 @triton.jit
-def _forward_kernel(
+def _convolved_forward_kernel(
     qkv,
     weight,
     row,
@@ -56,7 +63,7 @@ def _forward_kernel(
     kind = q_out.dtype.element_ty
     for role in tl.static_range(3):
         y = _convolve(source, weight, t, role * width + head * dim + lane, 3 * width, keep, taps)
-        h = y * tl.sigmoid(y)
+        h = y * _sigmoid(y)
         if role == 2:
             if has_row:
                 amount = tl.load(factor + (first + t) * heads + head, mask=t < num_tokens, other=0.0)[:, None]
@@ -78,7 +85,7 @@ def _past_row(source, t, channel, stride, num_tokens):
 
 
 @triton.jit
-def _backward_kernel(
+def _convolved_backward_kernel(
     qkv,
     weight,
     row,
@@ -155,7 +162,8 @@ def _backward_kernel(
             ahead_g3 = _past_row(upstream, t - 3, lane, width, num_tokens)
             is_own = (i >= 3) & (t < num_tokens)
             y = w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3
-            gate = tl.sigmoid(y)
+            gate = _sigmoid(y)
+            h = y * gate
             if is_value:
                 if has_row:
                     place = (first + t) * heads + head
@@ -165,12 +173,12 @@ def _backward_kernel(
                     tl.store(dfactor + place, tl.sum(g * e, 1), mask=is_own)
                     tl.store(drow + at, (amount * g).to(kind), mask=is_own[:, None])
             else:
-                h = y * gate
-                scale = tl.rsqrt(tl.sum(h * h, 1) + eps)[:, None]
-                unit = h * scale
-                g = scale * (g - unit * tl.sum(g * unit, 1)[:, None])
+                # The derivative of unit length, with two sums that do not wait for each other.
+                scale = tl.rsqrt(tl.sum(h * h, 1) + eps)
+                along = tl.sum(g * h, 1) * (scale * scale * scale)
+                g = scale[:, None] * g - along[:, None] * h
             # The derivative of y sigmoid(y).
-            dy = g * gate * (1.0 + y * (1.0 - gate))
+            dy = g * (gate + (h - h * gate))
             dx = w3 * dy + w2 * later1 + w1 * later2 + w0 * later3
             tl.store(target + t[:, None] * (3 * width) + channel[None, :], dx.to(kind), mask=is_own[:, None])
             own = tl.where(is_own[:, None], dy, 0.0)
@@ -195,7 +203,7 @@ def _forward(
     batch, num_tokens, channels = qkv.shape
     head_dim = channels // (3 * num_heads)
     q, k, v = (qkv.new_empty(batch, num_tokens, num_heads, head_dim) for _ in range(3))
-    _forward_kernel[(triton.cdiv(num_tokens, _TOKENS), num_heads, batch)](  # pyright: ignore[reportIndexIssue]
+    _convolved_forward_kernel[(triton.cdiv(num_tokens, _TOKENS), num_heads, batch)](  # pyright: ignore[reportIndexIssue]
         qkv,
         weight,
         row if row is not None else qkv,
@@ -243,7 +251,7 @@ def _backward(
     num_sums = triton.cdiv(num_tokens, _CHUNKS * _LENGTH)
     dweight = weight.new_empty(batch * num_sums, *weight.shape)
     for is_value, num_roles in ((False, 2), (True, 1)):
-        _backward_kernel[(num_sums, num_roles * num_heads, batch)](  # pyright: ignore[reportIndexIssue]
+        _convolved_backward_kernel[(num_sums, num_roles * num_heads, batch)](  # pyright: ignore[reportIndexIssue]
             qkv,
             weight,
             row if has_row else qkv,

@@ -31,7 +31,7 @@ def _forward_one(source, target, offsets, out_offsets, half: tl.constexpr, cos, 
 
 
 @triton.jit
-def _forward_kernel(
+def _rotary_forward_kernel(
     qkv,
     cos_table,
     sin_table,
@@ -92,7 +92,7 @@ def _backward_one(source, gradient, target, offsets, grad_offsets, half: tl.cons
 
 
 @triton.jit
-def _backward_kernel(
+def _rotary_backward_kernel(
     qkv,
     cos_table,
     sin_table,
@@ -153,7 +153,7 @@ def _forward(
     head_dim = width3 // (3 * num_heads)
     q, k, v = (qkv.new_empty(batch, num_tokens, num_heads, head_dim) for _ in range(3))
     num_pairs = batch * num_tokens * num_heads
-    _forward_kernel[_grid(num_pairs)](  # pyright: ignore[reportIndexIssue]
+    _rotary_forward_kernel[_grid(num_pairs)](  # pyright: ignore[reportIndexIssue]
         qkv,
         cos,
         sin,
@@ -202,7 +202,7 @@ def _backward(
     has_row = row is not None
     drow = torch.empty_like(row) if row is not None else qkv.new_empty(0)
     dfactor = torch.empty_like(factor) if factor is not None else qkv.new_empty(0, dtype=torch.float32)
-    _backward_kernel[_grid(num_pairs)](  # pyright: ignore[reportIndexIssue]
+    _rotary_backward_kernel[_grid(num_pairs)](  # pyright: ignore[reportIndexIssue]
         qkv,
         cos,
         sin,

@@ -42,7 +42,7 @@ def _places(num_tokens, size: tl.constexpr, padded: tl.constexpr, tokens: tl.con
 
 
 @triton.jit
-def _forward_kernel(
+def _sinkhorn_forward_kernel(
     logits, out, num_tokens, num_rounds, eps, size: tl.constexpr, padded: tl.constexpr, tokens: tl.constexpr
 ):
     at, inside, _, _ = _places(num_tokens, size, padded, tokens)
@@ -62,7 +62,7 @@ def _undone(m, gradient, total, axis: tl.constexpr):
 
 
 @triton.jit
-def _backward_kernel(
+def _sinkhorn_backward_kernel(
     gradient,
     logits,
     dlogits,
@@ -109,7 +109,7 @@ def _launch(logits: Tensor) -> tuple[int, int, dict[str, int]]:
 def _forward(logits: Tensor, num_rounds: int, eps: float) -> Tensor:
     out = torch.empty_like(logits)
     num_tokens, num_programs, options = _launch(logits)
-    _forward_kernel[(num_programs,)](  # pyright: ignore[reportIndexIssue]
+    _sinkhorn_forward_kernel[(num_programs,)](  # pyright: ignore[reportIndexIssue]
         logits, out, num_tokens, num_rounds, eps, **options
     )
     return out
@@ -125,7 +125,7 @@ def _backward(gradient: Tensor, logits: Tensor, num_rounds: int, eps: float) -> 
     dlogits = torch.empty_like(logits)
     num_tokens, num_programs, options = _launch(logits)
     scratch = logits.new_empty(num_programs, 2 * num_rounds - 1, options["tokens"], options["padded"])
-    _backward_kernel[(num_programs,)](  # pyright: ignore[reportIndexIssue]
+    _sinkhorn_backward_kernel[(num_programs,)](  # pyright: ignore[reportIndexIssue]
         gradient.contiguous(), logits, dlogits, scratch, num_tokens, num_rounds, eps, **options
     )
     return dlogits
