@@ -41,10 +41,18 @@ def test_every_kernel_fits_and_spills_nothing(report: tuple[str, list[dict]]) ->
     numbers = Counter(kernel["kernel"] for kernel in kernels)
     num_tiles = len(tiles(is_backward=False)) + len(tiles(is_backward=True))
     assert numbers == {
-        # Rotary and convolved heads of two sizes with and without row; four kinds of stream writes; Sinkhorn.
-        # Backward the convolved values have a launch of their own.
-        "forward_kernel": 4 + 4 + 4 + 1,
-        "backward_kernel": 4 + 8 + 4 + 1,
+        # Heads of two sizes, with and without value row; backward the convolved values have a launch of their own.
+        "rotary_forward_kernel": 4,
+        "rotary_backward_kernel": 4,
+        "convolved_forward_kernel": 4,
+        "convolved_backward_kernel": 8,
+        # Two sizes, two activations; four kinds of stream writes.
+        "gated_norm_forward_kernel": 4,
+        "gated_norm_backward_kernel": 4,
+        "stream_forward_kernel": 4,
+        "stream_backward_kernel": 4,
+        "sinkhorn_forward_kernel": 1,
+        "sinkhorn_backward_kernel": 1,
         "product_kernel": num_tiles,
         "softcap_kernel": 2,
     }
