@@ -1,4 +1,4 @@
-"""Probes of the fused operations around the mixing: heads, gated norm, MLP, residual streams, head loss."""
+"""Probes of the fused operations around the mixing: rotary and convolved heads, MLP, residual streams, head loss."""
 
 import itertools
 from collections.abc import Callable
@@ -8,7 +8,6 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from nexttransformer.ops.convolved_heads.naive import convolved_heads_naive
-from nexttransformer.ops.gated_norm.naive import gated_norm_naive
 from nexttransformer.ops.probes import Case, Inputs, Outputs, Probe, Sizes
 from nexttransformer.ops.relu_squared import relu_squared_mlp_naive
 from nexttransformer.ops.rotary_heads.naive import rotary_heads_naive
@@ -19,7 +18,6 @@ from nexttransformer.ops.stream_write.naive import Scaling, stream_write_naive
 _NUM_STREAMS = 4
 _SOFT_CAP, _QK_GAIN, _ROPE_BASE = 15.0, 1.2, 100_000.0
 _SINKHORN_ROUNDS, _SINKHORN_EPS = 20, 1e-6
-_GATED_NORM_EPS = 1e-5
 
 
 def _normal(generator: torch.Generator, *shape: int) -> Tensor:
@@ -90,34 +88,6 @@ def convolved_heads_probe() -> Probe:
         return run(convolved_heads_naive, x, sizes)
 
     return Probe("convolved_heads", {"native": None}, {"native": native}, reference, inputs, False, ("qkv", "row"))
-
-
-def gated_norm_probe() -> Probe:
-    """Both activations, the second with a bias: [1, T, H, V] -> [1, T, H, 2 V]."""
-
-    def inputs(sizes: Sizes, case: Case, generator: torch.Generator) -> Inputs:
-        heads = (sizes.num_heads, sizes.value_dim)
-        return {
-            "x": _normal(generator, 1, case.num_tokens, *heads),
-            "z": 2 * _normal(generator, 1, case.num_tokens, *heads),
-            "gain": 1 + 0.2 * _normal(generator, sizes.value_dim),
-            "bias": _normal(generator, *heads),
-        }
-
-    def run(norm: Callable, x: Inputs) -> Outputs:
-        given = (x["x"], x["z"], x["gain"])
-        made = [norm(*given, None, "silu", _GATED_NORM_EPS), norm(*given, x["bias"], "sigmoid", _GATED_NORM_EPS)]
-        return {"o": torch.cat(made, -1)}
-
-    def native(x: Inputs, sizes: Sizes) -> Outputs:
-        from nexttransformer.ops.gated_norm.fused import gated_norm_fused
-
-        return run(gated_norm_fused, x)
-
-    def reference(x: Inputs, sizes: Sizes) -> Outputs:
-        return run(gated_norm_naive, x)
-
-    return Probe("gated_norm", {"native": None}, {"native": native}, reference, inputs, False, ("x", "z"))
 
 
 def relu_squared_probe() -> Probe:

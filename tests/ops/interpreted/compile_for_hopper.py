@@ -26,7 +26,6 @@ from triton.runtime.jit import JITFunction
 
 from nexttransformer.ops.convolved_heads import fused as convolved_heads
 from nexttransformer.ops.cross_entropy import fused as cross_entropy
-from nexttransformer.ops.gated_norm import fused as gated_norm
 from nexttransformer.ops.relu_squared import fused as relu_squared
 from nexttransformer.ops.relu_squared.tiles import tiles
 from nexttransformer.ops.rotary_heads import fused as rotary_heads
@@ -119,15 +118,6 @@ def _convolved_wrappers(num_heads: int, head_dim: int) -> Iterator[tuple[str, Ca
         yield name, lambda given=given: convolved_heads._backward(head, head, head, *given)
 
 
-def _gated_norm_wrappers(num_heads: int, head_dim: int) -> Iterator[tuple[str, Callable[[], Any]]]:
-    head, gain = _draw(1, _NUM_TOKENS, num_heads, head_dim), _draw(head_dim, dtype=torch.float32)
-    for activation, bias in (("silu", None), ("sigmoid", _draw(num_heads, head_dim, dtype=torch.float32))):
-        given = (head, head, gain, bias, activation, 1e-5)
-        name = f"gated_norm, K {head_dim}, {activation}{'' if bias is None else ', bias'}"
-        yield name, lambda given=given: gated_norm._forward(*given)
-        yield name, lambda given=given: gated_norm._backward(head, *given)
-
-
 def _stream_wrappers(num_streams: int, width: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     streams, y = _draw(1, _NUM_TOKENS, num_streams, width), _draw(1, _NUM_TOKENS, width)
     post = _draw(1, _NUM_TOKENS, num_streams, dtype=torch.float32)
@@ -180,8 +170,6 @@ def compile_all() -> list[Compiled]:
         *_rotary_wrappers(2 * formal.num_heads, 64),
         *_convolved_wrappers(formal.num_heads, formal.head_dim),
         *_convolved_wrappers(2 * formal.num_heads, 64),
-        *_gated_norm_wrappers(formal.num_heads, formal.head_dim),
-        *_gated_norm_wrappers(2 * formal.num_heads, 64),
         *_stream_wrappers(4, width),
         *_sinkhorn_wrappers(4),
         *_relu_squared_wrappers(width, formal.mlp_width),

@@ -16,15 +16,7 @@ import torch
 
 from tests.ops.interpreted.bfloat16 import make_exact
 
-OPERATIONS = (
-    "rotary_heads",
-    "convolved_heads",
-    "gated_norm",
-    "relu_squared",
-    "cross_entropy",
-    "stream_write",
-    "sinkhorn",
-)
+OPERATIONS = ("rotary_heads", "convolved_heads", "relu_squared", "cross_entropy", "stream_write", "sinkhorn")
 
 
 @pytest.fixture(scope="session", autouse=True)

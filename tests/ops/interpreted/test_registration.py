@@ -30,13 +30,6 @@ def _convolved(has_row: bool) -> tuple:
     return leaf(draw(generator, 3, T, 3 * D)), taps, row, factor, H
 
 
-def _gated_norm(has_bias: bool) -> tuple:
-    generator = torch.Generator().manual_seed(4)
-    o, z = (leaf(draw(generator, 3, T, H, K)) for _ in range(2))
-    bias = leaf(torch.rand(H, K, generator=generator)) if has_bias else None
-    return o, z, leaf(torch.rand(K, generator=generator)), bias, "sigmoid" if has_bias else "silu", 1e-5
-
-
 def _stream_write(is_whole: bool) -> tuple:
     generator = torch.Generator().manual_seed(3)
     streams, y, x0 = (leaf(draw(generator, 3, T, *shape)) for shape in ((4, D), (D,), (D,)))
@@ -52,13 +45,12 @@ def arguments(name: str) -> tuple:
     x, w1, w2 = draw(generator, T, D), draw(generator, F, D) / 8, draw(generator, D, F) / 8
     a = draw(generator, T, F).square()
     h, head = draw(generator, T, D), draw(generator, V, D) / 8
-    if name.startswith(("rotary_heads", "convolved_heads", "gated_norm", "stream_write")):
-        makers = {"rotary": _rotary, "convolved": _convolved, "gated": _gated_norm, "stream": _stream_write}
-        make = makers[name.split("_")[0]]
+    if name.startswith(("rotary_heads", "convolved_heads", "stream_write")):
+        make = {"rotary": _rotary, "convolved": _convolved, "stream": _stream_write}[name.split("_")[0]]
         given = make(not name.endswith(VARIANTS))
         if "backward" not in name:
             return given
-        shapes = {_stream_write: [(4, D)], _gated_norm: [(H, K)]}.get(make, [(H, K)] * 3)
+        shapes = [(4, D)] if make is _stream_write else [(H, K)] * 3
         detached = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in given)
         return *(draw(generator, 3, T, *shape) for shape in shapes), *detached
     return {
@@ -75,7 +67,7 @@ def arguments(name: str) -> tuple:
 
 
 # What follows the name of an operation that gets fewer arguments here.
-VARIANTS = ("_no_row", "_no_bias", "_no_mixing", "_no_gradient")
+VARIANTS = ("_no_row", "_no_mixing", "_no_gradient")
 NAMES = (
     "rotary_heads",
     "rotary_heads_no_row",
@@ -85,10 +77,6 @@ NAMES = (
     "convolved_heads_no_row",
     "convolved_heads_backward",
     "convolved_heads_backward_no_row",
-    "gated_norm",
-    "gated_norm_no_bias",
-    "gated_norm_backward",
-    "gated_norm_backward_no_bias",
     "stream_write",
     "stream_write_no_mixing",
     "stream_write_backward",
@@ -116,15 +104,17 @@ def registered() -> set[str]:
     """Returns our operations that have a kernel of ours, by their names at PyTorch."""
     import nexttransformer.ops.convolved_heads.fused
     import nexttransformer.ops.cross_entropy.fused
-    import nexttransformer.ops.gated_norm.fused
     import nexttransformer.ops.relu_squared.fused
     import nexttransformer.ops.rotary_heads.fused
     import nexttransformer.ops.sinkhorn.fused
     import nexttransformer.ops.stream_write.fused  # noqa: F401
 
     names = {name.removeprefix("nexttransformer::") for name in torch._C._dispatch_get_all_op_names()}
-    ours = ("rotary_heads", "convolved_heads", "gated_norm", "relu_squared", "softcap", "stream_write", "sinkhorn")
-    return {name for name in names if name.startswith(ours)}
+    return {
+        name
+        for name in names
+        if name.startswith(("rotary_heads", "convolved_heads", "relu_squared", "softcap", "stream_write", "sinkhorn"))
+    }
 
 
 def test_every_operation_is_examined() -> None:

@@ -16,13 +16,12 @@ from torch import Tensor
 
 from nexttransformer.config import ModelConfig
 from nexttransformer.models.budget_formulas import delta_rule_macs
-from nexttransformer.models.layers import CausalConv, Linear, joint_linear, projection_bound
+from nexttransformer.models.layers import CausalConv, Linear, joint_linear, projection_bound, rms_norm
 from nexttransformer.models.mixers.attention import make_value_gate, value_factor
 from nexttransformer.models.parts import Mixer, MixerInput, Rope, constant, uniform, zeros
 from nexttransformer.ops import backends
 from nexttransformer.ops.convolved_heads import convolved_heads
 from nexttransformer.ops.decay import draw_rate_log
-from nexttransformer.ops.gated_norm import Activation, gated_norm
 
 OUTPUT_NORM_EPS = 1e-5
 
@@ -37,11 +36,10 @@ class DeltaState(NamedTuple):
 class DeltaMixer(Mixer):
     """Base of the delta-rule mixers; a subclass adds the output gate, the decay and the recurrence.
 
-    Class attributes: `rate_range` is the initial range of A per head, `gate_activation` that of the output gate.
+    Class attributes: `rate_range` is the initial range of A per head.
     """
 
     rate_range = (0.0, 16.0)
-    gate_activation: Activation = "silu"
 
     def __init__(self, config: ModelConfig, layer: int, *, has_value_row: bool) -> None:
         super().__init__(config, layer, has_value_row=has_value_row)
@@ -61,8 +59,8 @@ class DeltaMixer(Mixer):
         """Returns the first layers of the output gate (of the query input) and of the decay (of the key input)."""
         raise TypeError(f"{type(self).__name__} must define _gate_layers")
 
-    def _gate(self, z: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns the output gate before its activation [B, T, D], and its float32 bias [D], from its first layer."""
+    def _gate(self, z: Tensor) -> Tensor:
+        """Returns the factor of the normalized output, float32 [B, T, H, V], from its first layer's output."""
         raise TypeError(f"{type(self).__name__} must define _gate")
 
     def _decay(self, z: Tensor) -> Tensor:
@@ -118,16 +116,8 @@ class DeltaMixer(Mixer):
         o_BTHV, recurrent_BHKV = self._mix(
             q, k, v, self._decay(decay), self._write_strength(strength), initial, want_state
         )
-        heads = (self.num_heads, self.head_dim)
-        z_BTD, bias_D = self._gate(gate)
-        y_BTHV = gated_norm(
-            o_BTHV,
-            z_BTD.unflatten(-1, heads),
-            self.norm_gain,
-            None if bias_D is None else bias_D.view(heads),
-            activation=self.gate_activation,
-            eps=OUTPUT_NORM_EPS,
-        )
+        normalized_BTHV = rms_norm(o_BTHV.float(), OUTPUT_NORM_EPS) * self.norm_gain
+        y_BTHV = (normalized_BTHV * self._gate(gate)).to(o_BTHV.dtype)
         y_BTD = self.c_proj(y_BTHV.flatten(2))
         if recurrent_BHKV is None:
             return y_BTD, None
