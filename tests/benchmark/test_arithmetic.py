@@ -87,6 +87,8 @@ def test_a_gpu_trace_is_kernels_and_copies(tmp_path):
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "communication"),
         ("_stream_backward_kernel", "elementwise"),
         ("_convolved_forward_kernel", "elementwise"),
+        ("_lookup_gradient_kernel", "embeddings"),
+        ("void at::native::(anonymous namespace)::searchsorted_cuda_kernel<int, int>", "embeddings"),
         ("recompute_w_u_fwd_kernel", "recurrent"),
         ("_product_kernel", "products"),
         ("_softcap_kernel", "loss"),

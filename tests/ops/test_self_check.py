@@ -249,7 +249,7 @@ def test_verdict_on_a_cpu_is_json_and_measures_nothing():
         (op, "reference", "cpu")
         for op in (
             *("attention", "rotary_heads", "gated_delta_rule", "convolved_heads"),
-            *("relu_squared", "cross_entropy"),
+            *("relu_squared", "cross_entropy", "lookup_gradient"),
         )
     }
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from nexttransformer.config import method_files, resolve_method
 from nexttransformer.models import build_model
 from tests.distributed import run_ranks
+from tests.ops.lookup_stub import install_lookup_gradient
 from tests.training.trainer_runs import fill_zero_outputs
 
 NUM_UPDATES, NUM_MICRO_BATCHES, ROWS = 2, 3, 2
@@ -31,7 +32,9 @@ def _gradients_of_rank(rank: int, world_size: int, method: str) -> tuple[dict[st
     from torch._dynamo.backends.debugging import aot_eager
     from torch._dynamo.utils import counters
 
+    from nexttransformer.models import decoder
     from nexttransformer.ops import norm
+    from nexttransformer.ops.lookup_gradient.order import order_tokens
     from nexttransformer.training import gradients
     from nexttransformer.training.compiling import CompileSettings, TrainingForward
     from nexttransformer.training.distributed import World
@@ -47,6 +50,8 @@ def _gradients_of_rank(rank: int, world_size: int, method: str) -> tuple[dict[st
     gradients.BUCKET_MIB = 0.25
     # As on a GPU, where tensors have 16 bits.
     norm.has_written_out_gradient = lambda x: True
+    decoder.lookup_order = lambda ids, weight_VD, dtype: order_tokens(ids, weight_VD.shape[0])
+    install_lookup_gradient()
     dist._DEFAULT_FIRST_BUCKET_BYTES = 100_000  # pyright: ignore[reportPrivateImportUsage]
 
     config = resolve_method(method_files()[method], "test-v1")

@@ -36,7 +36,7 @@ _PATTERNS = tuple(
         (RECURRENT, r"chunk_|wy_|w_u_|solve_tril|merge_16x16|kda|gdn|delta_rule|l2norm|cumsum|fused_recurrent"),
         (LOSS, r"softcap|cross_entropy|log_softmax|nll_loss"),
         (EMBEDDINGS, r"embedding|index_put|index_select|indexing_backward|radixsort|radix_sort|compute_grad_weight"),
-        (EMBEDDINGS, r"sum_and_scatter|krn_partial|::sort|devicesegmentedreduce|index_add|gather"),
+        (EMBEDDINGS, r"sum_and_scatter|krn_partial|::sort|devicesegmentedreduce|index_add|gather|lookup_|searchsorted"),
         (
             PRODUCTS,
             r"gemm|gemv|nvjet|cutlass|cublas|xmma|_product_kernel|splitk|aten::(mm|bmm|addmm|baddbmm)$|::linear",

@@ -29,6 +29,7 @@ from nexttransformer.models.parts import (
 )
 from nexttransformer.models.state import DecoderState
 from nexttransformer.ops.cross_entropy import softcap_cross_entropy
+from nexttransformer.ops.lookup_gradient import lookup_order
 from nexttransformer.registry import load_part
 
 SMEAR_CHANNELS = 24
@@ -49,7 +50,7 @@ class Decoder(Part):
     """A decoder of any registered composition. Parameters are float32; there are no buffers."""
 
     # What the skeleton itself may run fused on CUDA (folders of `ops/`).
-    fused_ops = ("cross_entropy",)
+    fused_ops = ("cross_entropy", "lookup_gradient")
 
     def __init__(self, config: ModelConfig, compute_dtype: torch.dtype) -> None:
         super().__init__()
@@ -181,7 +182,10 @@ class Decoder(Part):
         dtype = self.compute_dtype
         start = state.num_tokens if state is not None else 0
         rope = self.rope(start, ids_BT.shape[1], ids_BT.device)
-        e_BTD = rms_norm(self.transformer["wte"](ids_BT, dtype))
+        wte = cast(Lookup, self.transformer["wte"])
+        # Every table is looked up with the same ids.
+        order = lookup_order(ids_BT, wte.weight, dtype)
+        e_BTD = rms_norm(wte(ids_BT, dtype, order))
         x0_BTD = self._smear(e_BTD, state.embedding if state is not None else None)
         residual, has_scalars = self.residual, self.residual.keeps_skeleton_scalars
         streams = residual.init(x0_BTD)
@@ -192,7 +196,7 @@ class Decoder(Part):
             if has_scalars:
                 streams = residual.scale(streams, self.resid_lambdas[layer], self.x0_lambdas[layer], x0_BTD)
             read = residual.read(streams, 2 * layer)
-            row_BTD = self.value_embeds[str(layer)](ids_BT, dtype) if block.attn.has_value_row else None
+            row_BTD = self.value_embeds[str(layer)](ids_BT, dtype, order) if block.attn.has_value_row else None
             y_BTD, mixer_state = block.attn(
                 _normalized(read.query, read.key, read.value),
                 row_BTD,

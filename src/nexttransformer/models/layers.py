@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from nexttransformer.config import ModelConfig
 from nexttransformer.models.parts import Init, Options, Part, Rope, uniform, zeros
 from nexttransformer.ops.convolved_heads.naive import causal_convolution
+from nexttransformer.ops.lookup_gradient import LookupOrder, lookup
 from nexttransformer.ops.norm import NORM_EPS, rms_norm
 from nexttransformer.ops.relu_squared import relu_squared_mlp
 
@@ -130,8 +131,9 @@ class Lookup(Part):
         super().__init__()
         self.declare("weight", (num_rows, width), tag=tag, init=init)
 
-    def forward(self, ids_BT: Tensor, dtype: torch.dtype) -> Tensor:
-        return functional.embedding(ids_BT, self.weight).to(dtype)
+    def forward(self, ids_BT: Tensor, dtype: torch.dtype, order: LookupOrder | None = None) -> Tensor:
+        """Looks up; `order` is what `ops.lookup_gradient.lookup_order` returns for these ids, shared by tables."""
+        return lookup(ids_BT, self.weight, dtype, order)
 
 
 class CausalConv(Part):

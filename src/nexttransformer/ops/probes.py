@@ -23,7 +23,7 @@ from nexttransformer.ops.kimi_delta_attention.naive import kimi_delta_attention_
 OUTPUT_LIMITS = {"o": 0.005, "final_state": 0.005, "squares": 0.005}
 GRADIENT_LIMITS = {
     **dict.fromkeys(("q", "k", "v", "initial_state", "qkv", "row", "x", "w1", "w2", "h", "w"), 0.01),
-    **dict.fromkeys(("streams", "y", "x0", "logits"), 0.01),
+    **dict.fromkeys(("streams", "y", "x0", "logits", "table"), 0.01),
     **dict.fromkeys(("g", "beta", "log_f", "factor", "taps", "res", "post", "lambda", "mu"), 0.02),
 }
 
@@ -212,7 +212,10 @@ def _skeleton_probe(name: str) -> Callable[[], Probe]:
     return make
 
 
-_AROUND_MIXING = ("rotary_heads", "convolved_heads", "relu_squared", "cross_entropy", "stream_write", "sinkhorn")
+_AROUND_MIXING = (
+    *("rotary_heads", "convolved_heads", "relu_squared", "cross_entropy"),
+    *("stream_write", "sinkhorn", "lookup_gradient"),
+)
 _PROBES |= {name: _skeleton_probe(name) for name in _AROUND_MIXING}
 
 

@@ -1,4 +1,4 @@
-"""Probes of the fused operations around the mixing: rotary and convolved heads, MLP, residual streams, head loss."""
+"""Probes of the fused operations around the mixing: heads, MLP, residual streams, head loss, gradients of lookups."""
 
 import itertools
 from collections.abc import Callable
@@ -8,6 +8,9 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from nexttransformer.ops.convolved_heads.naive import convolved_heads_naive
+from nexttransformer.ops.lookup_gradient import lookup
+from nexttransformer.ops.lookup_gradient.naive import lookup_naive
+from nexttransformer.ops.lookup_gradient.order import order_tokens
 from nexttransformer.ops.probes import Case, Inputs, Outputs, Probe, Sizes
 from nexttransformer.ops.relu_squared import relu_squared_mlp_naive
 from nexttransformer.ops.rotary_heads.naive import rotary_heads_naive
@@ -189,3 +192,29 @@ def cross_entropy_probe() -> Probe:
 
     rounded = ("h", "w")
     return Probe("cross_entropy", {"native": None}, {"native": native}, reference, inputs, False, rounded)
+
+
+def lookup_gradient_probe() -> Probe:
+    """Rows of one table added to an input; ids as uneven as in text: rows of no, few and many tokens, the last too."""
+
+    def inputs(sizes: Sizes, case: Case, generator: torch.Generator) -> Inputs:
+        width = sizes.num_heads * sizes.key_dim
+        return {
+            "x": _normal(generator, 1, case.num_tokens, width),
+            "table": _normal(generator, sizes.vocab_size, width),
+        }
+
+    def run(x: Inputs, find: Callable[[Tensor, Tensor, torch.dtype], Tensor]) -> Outputs:
+        (_, num_tokens, _), num_rows = x["x"].shape, x["table"].shape[0]
+        part = (torch.arange(num_tokens, device=x["x"].device) * 7919 % num_tokens).double() / num_tokens
+        # The first of 32,768 ids gets every sixth token, the second every 46th.
+        ids = torch.where(part == 0, num_rows - 1, (num_rows * part.pow(6)).long())[None]
+        return {"o": find(ids, x["table"], x["x"].dtype) + x["x"]}
+
+    def native(x: Inputs, sizes: Sizes) -> Outputs:
+        return run(x, lambda ids, table, dtype: lookup(ids, table, dtype, order_tokens(ids, table.shape[0])))
+
+    def reference(x: Inputs, sizes: Sizes) -> Outputs:
+        return run(x, lookup_naive)
+
+    return Probe("lookup_gradient", {"native": None}, {"native": native}, reference, inputs, False, ("x",))

@@ -26,6 +26,8 @@ from triton.runtime.jit import JITFunction
 
 from nexttransformer.ops.convolved_heads import fused as convolved_heads
 from nexttransformer.ops.cross_entropy import fused as cross_entropy
+from nexttransformer.ops.lookup_gradient import fused as lookup_gradient
+from nexttransformer.ops.lookup_gradient.order import order_tokens
 from nexttransformer.ops.relu_squared import fused as relu_squared
 from nexttransformer.ops.relu_squared.tiles import tiles
 from nexttransformer.ops.rotary_heads import fused as rotary_heads
@@ -137,6 +139,11 @@ def _sinkhorn_wrappers(num_streams: int) -> Iterator[tuple[str, Callable[[], Any
     yield f"sinkhorn, N {num_streams}", lambda: sinkhorn._backward(logits, logits, 20, 1e-6)
 
 
+def _lookup_wrappers(width: int, vocab_size: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    gradient, order = _draw(_NUM_TOKENS, width), order_tokens(torch.arange(_NUM_TOKENS), vocab_size)
+    yield f"lookup_gradient, V {vocab_size}", lambda: lookup_gradient.lookup_gradient_fused(gradient, order)
+
+
 def _relu_squared_wrappers(width: int, mlp_width: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     a_ND, aux_NF = _draw(_NUM_TOKENS, width), _draw(_NUM_TOKENS, mlp_width)
     for is_backward in (False, True):
@@ -172,6 +179,7 @@ def compile_all() -> list[Compiled]:
         *_convolved_wrappers(2 * formal.num_heads, 64),
         *_stream_wrappers(4, width),
         *_sinkhorn_wrappers(4),
+        *_lookup_wrappers(width, formal.vocab_size),
         *_relu_squared_wrappers(width, formal.mlp_width),
         *_cross_entropy_wrappers(width, formal.vocab_size),
     ]

@@ -16,7 +16,10 @@ import torch
 
 from tests.ops.interpreted.bfloat16 import make_exact
 
-OPERATIONS = ("rotary_heads", "convolved_heads", "relu_squared", "cross_entropy", "stream_write", "sinkhorn")
+OPERATIONS = (
+    *("rotary_heads", "convolved_heads", "relu_squared", "cross_entropy"),
+    *("stream_write", "sinkhorn", "lookup_gradient"),
+)
 
 
 @pytest.fixture(scope="session", autouse=True)

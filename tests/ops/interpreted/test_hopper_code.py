@@ -51,6 +51,7 @@ def test_every_kernel_fits_and_spills_nothing(report: tuple[str, list[dict]]) ->
         "stream_backward_kernel": 4,
         "sinkhorn_forward_kernel": 1,
         "sinkhorn_backward_kernel": 1,
+        "lookup_gradient_kernel": 1,
         "product_kernel": num_tiles,
         "softcap_kernel": 2,
     }

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from nexttransformer.ops.cross_entropy import softcap_cross_entropy
+from nexttransformer.ops.lookup_gradient.order import order_tokens
 from nexttransformer.ops.relu_squared import relu_squared_mlp
 from nexttransformer.ops.rotary_heads import rotary_heads
 from tests.ops.interpreted.comparison import draw, leaf
@@ -12,6 +13,7 @@ pytestmark = pytest.mark.interpret
 
 H, K, T, F, V = 2, 64, 5, 192, 80
 D = H * K
+IDS = torch.arange(3 * T).view(3, T) ** 2 % V
 
 
 def _rotary(has_row: bool) -> tuple:
@@ -59,6 +61,8 @@ def arguments(name: str) -> tuple:
         "relu_squared_mlp": (leaf(x), leaf(w1), leaf(w2)),
         "relu_squared_mlp_backward": (draw(generator, T, D), x, w1, w2, a),
         "sinkhorn": (leaf(3 * torch.randn(3, T, 4, 4, generator=generator)), 20, 1e-6),
+        "lookup_order": (IDS, V),
+        "lookup_gradient": (draw(generator, 3, T, D), *order_tokens(IDS, V)),
         "sinkhorn_backward": (*torch.randn(2, 3, T, 4, 4, generator=generator), 20, 1e-6),
         "softcap_cross_entropy": (leaf(h), leaf(head), torch.arange(T), 15.0, True),
         "softcap_cross_entropy_no_gradient": (h, head, torch.arange(T), 15.0, False),
@@ -83,6 +87,8 @@ NAMES = (
     "stream_write_backward_no_mixing",
     "sinkhorn",
     "sinkhorn_backward",
+    "lookup_order",
+    "lookup_gradient",
     "relu_squared_up",
     "relu_squared_down_backward",
     "relu_squared_mlp",
@@ -104,17 +110,15 @@ def registered() -> set[str]:
     """Returns our operations that have a kernel of ours, by their names at PyTorch."""
     import nexttransformer.ops.convolved_heads.fused
     import nexttransformer.ops.cross_entropy.fused
+    import nexttransformer.ops.lookup_gradient.fused
     import nexttransformer.ops.relu_squared.fused
     import nexttransformer.ops.rotary_heads.fused
     import nexttransformer.ops.sinkhorn.fused
     import nexttransformer.ops.stream_write.fused  # noqa: F401
 
     names = {name.removeprefix("nexttransformer::") for name in torch._C._dispatch_get_all_op_names()}
-    return {
-        name
-        for name in names
-        if name.startswith(("rotary_heads", "convolved_heads", "relu_squared", "softcap", "stream_write", "sinkhorn"))
-    }
+    ours = ("rotary_heads", "convolved_heads", "relu_squared", "softcap", "stream_write", "sinkhorn", "lookup")
+    return {name for name in names if name.startswith(ours)}
 
 
 def test_every_operation_is_examined() -> None:
