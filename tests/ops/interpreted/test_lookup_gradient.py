@@ -6,7 +6,7 @@ from torch import Tensor
 
 from nexttransformer.models import build_model
 from nexttransformer.ops.in_graph import prepare_compiler
-from nexttransformer.ops.lookup_gradient import fused, lookup, lookup_order
+from nexttransformer.ops.lookup_gradient import lookup, lookup_order
 from tests.models.tiny import fill_closed_form, golden_tokens, tiny_config
 from tests.ops.interpreted.comparison import draw, leaf
 from tests.ops.interpreted.conftest import OPERATIONS, is_fused
@@ -65,6 +65,8 @@ def test_rows_of_about_as_many_tokens_as_the_kernel_calls_many(first: int, num_m
     "shape", [(4, 512, 64, 32, 64, 4, 2), (8, 256, 128, 32, 128, 3, 1), (16, 1024, 32, 64, 32, 1, 4)]
 )
 def test_other_shapes_of_the_work(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
+    from nexttransformer.ops.lookup_gradient import fused
+
     monkeypatch.setattr(fused, "_SHAPE", fused.Shape(*shape))
     ids, gradient = uneven_ids(300, V), draw(torch.Generator().manual_seed(3), 300, 1030)
     torch.testing.assert_close(found(ids, gradient).double(), expected(ids, gradient, V), rtol=1e-5, atol=1e-4)
