@@ -35,6 +35,25 @@ def test_cross_entropy(rows):
         assert _ratio(one, other) < 1e-2
 
 
+@pytest.mark.parametrize("width", [1536, 200])
+def test_lookup_gradient(width):
+    """A third of the tokens have one id; many ids have none. The same bits every time."""
+    from nexttransformer.ops.lookup_gradient import lookup, lookup_order
+
+    torch.manual_seed(0)
+    ids = torch.randint(0, 4096, (3, 1999), device="cuda")
+    ids[torch.rand_like(ids, dtype=torch.float32) < 0.3] = 4095
+    table = torch.randn(4096, width, device="cuda", requires_grad=True)
+    upstream = torch.randn(3, 1999, width, device="cuda", dtype=torch.bfloat16)
+    order = lookup_order(ids, table, torch.bfloat16)
+    assert order is not None
+    output = lookup(ids, table, torch.bfloat16, order)
+    first, second = (torch.autograd.grad(output, table, upstream, retain_graph=True)[0] for _ in range(2))
+    exact = torch.zeros_like(table, dtype=torch.float64).index_add_(0, ids.flatten(), upstream.flatten(0, 1).double())
+    assert torch.equal(output, table[ids].bfloat16()) and torch.equal(first, second)
+    assert _ratio(first, exact) < 1e-5
+
+
 @pytest.mark.parametrize("num_tokens", [256, 77])
 @pytest.mark.parametrize("has_row", [True, False])
 def test_rotary_heads(num_tokens, has_row):
