@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from nexttransformer.config import ModelConfig
 from nexttransformer.models.parts import Init, Options, Part, Rope, uniform, zeros
 from nexttransformer.ops.convolved_heads.naive import causal_convolution
+from nexttransformer.ops.joint_product import joint_product
 from nexttransformer.ops.lookup_gradient import LookupOrder, lookup
-from nexttransformer.ops.norm import NORM_EPS, rms_norm
+from nexttransformer.ops.norm import NORM_EPS, has_written_out_gradient, rms_norm
 from nexttransformer.ops.relu_squared import relu_squared_mlp
 
 __all__ = [
@@ -74,6 +75,8 @@ class Linear(Part):
 
 def joint_linear(x: Tensor, *layers: Linear) -> Tensor:
     """Applies several Linear layers to one input as one product over their stacked weights; outputs side by side."""
+    if len(layers) > 2 and has_written_out_gradient(x) and torch.is_grad_enabled():
+        return joint_product(x, *(layer.cast_weight(x.dtype) for layer in layers))
     return functional.linear(x, _cast(layers, x.dtype))
 
 

@@ -34,7 +34,7 @@ class Shape(NamedTuple):
     num_warps: int
 
 
-_SHAPE = Shape(8, 512, 128, 64, 64, 1, 2)
+_SHAPE = Shape(8, 512, 128, 64, 64, 2, 2)
 
 
 @triton.jit
