@@ -1,6 +1,7 @@
 """Pure parts of the benchmark against numbers worked out by hand, and kernel names as an H200 reports them."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -170,9 +171,14 @@ def test_stand_in_tokens_are_about_as_many_as_real_ones():
     assert 3.5 < len(text) / len(ids) < 5 and max(ids) < 32_767
 
 
-def test_the_tiles_in_use_are_fixed():
-    assert chosen_tile(is_backward=False) == Tile(128, 256, 64, 8, 8, 4, parts=2, programs=1)
-    assert chosen_tile(is_backward=True) == Tile(128, 256, 64, 8, 8, 3, parts=2, programs=1)
+@pytest.mark.parametrize(
+    ("major", "backward"), [(9, Tile(128, 256, 64, 16, 12, 3, is_specialized=True)), (10, Tile(128, 256, 64, 4, 8, 3))]
+)
+def test_the_tiles_in_use_are_fixed(major, backward, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(major=major))
+    device = torch.device("cuda", 0)
+    assert chosen_tile(device, is_backward=False) == Tile(128, 256, 64, 8, 8, 3)
+    assert chosen_tile(device, is_backward=True) == backward
     for tiles in (FORWARD_TILES, BACKWARD_TILES):
         assert len(set(tiles)) == len(tiles)
         # Shared memory of a Hopper block: the loads under way and half of the result.

@@ -104,21 +104,24 @@ def test_relu_squared(rows):
         assert _ratio(one, other) < 1e-2
 
 
+@pytest.mark.parametrize("depth", [64, 520, 1536])
 @pytest.mark.parametrize("is_backward", [False, True])
-def test_relu_squared_tiles(is_backward):
-    """Every candidate tile gives the same product, at lengths that no tile divides."""
+def test_relu_squared_tiles(is_backward, depth):
+    """Every candidate tile gives the same bits, at lengths that no tile divides, several tiles a program."""
     from nexttransformer.ops.relu_squared.fused import product
     from nexttransformer.ops.relu_squared.tiles import tiles
 
     torch.manual_seed(0)
-    a = torch.randn(777, 512, device="cuda", dtype=torch.bfloat16)
-    weight = torch.randn(512, 1600, device="cuda", dtype=torch.bfloat16) * 512**-0.5
+    a = torch.randn(7777, depth, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(depth, 1600, device="cuda", dtype=torch.bfloat16) * depth**-0.5
     h = a.float() @ weight.float()
-    aux = torch.rand(777, 1600, device="cuda").bfloat16() if is_backward else None
+    aux = torch.rand(7777, 1600, device="cuda").bfloat16() if is_backward else None
     expected = h.relu().square() if aux is None else h * 2 * aux.float().sqrt()
-    for tile in tiles(is_backward=is_backward):
-        given = weight if is_backward else weight.t().contiguous()
-        assert _ratio(product(a, given, 1600, aux, tile), expected) < 6e-3, tile
+    given = weight if is_backward else weight.t().contiguous()
+    made = [product(a, given, 1600, aux, tile) for tile in tiles(is_backward=is_backward)]
+    assert _ratio(made[0], expected) < 6e-3
+    for tile, other in zip(tiles(is_backward=is_backward), made, strict=True):
+        assert torch.equal(other, made[0]), tile
 
 
 @pytest.mark.parametrize("window", [None, 64])

@@ -13,7 +13,7 @@ from nexttransformer.errors import ConfigError
 from nexttransformer.evaluation.failures import describe
 from nexttransformer.models.budget_formulas import softmax_attention_macs
 from nexttransformer.ops.attention import attention, plan_attention
-from nexttransformer.ops.relu_squared.tiles import Tile, tiles, time_tile
+from nexttransformer.ops.relu_squared.tiles import Tile, chosen_tile, tiles, time_tile
 from nexttransformer.registry import load_part
 from nexttransformer.training.distributed import World
 
@@ -156,7 +156,10 @@ def measure_tiles(passes: Passes) -> dict[str, Any]:
     config, num_tokens = subject.config, passes.micro_batch * subject.protocol.context_tokens
 
     def timed(tile: Tile, is_backward: bool) -> dict[str, Any]:
-        facts: dict[str, Any] = {"tile": tile._asdict(), "is_used": tile == tiles(is_backward=is_backward)[0]}
+        facts: dict[str, Any] = {
+            "tile": tile._asdict(),
+            "is_used": tile == chosen_tile(subject.world.device, is_backward=is_backward),
+        }
         try:
             seconds = time_tile(tile, num_tokens, config.width, config.mlp_width, is_backward=is_backward)
         except Exception as error:  # noqa: BLE001 - a candidate may need more than the device has

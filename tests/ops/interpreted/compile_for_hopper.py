@@ -152,7 +152,7 @@ def _relu_squared_wrappers(width: int, mlp_width: int) -> Iterator[tuple[str, Ca
         for tile in tiles(is_backward=is_backward):
             given = (a_ND, weight, mlp_width, aux, tile)
             name = "x".join(map(str, tile[:3])) + f", group {tile.group}, stages {tile.num_stages}"
-            name += f", parts {tile.parts}, programs {tile.programs}"
+            name += ", specialized" if tile.is_specialized else ""
             label = f"relu_squared {'backward' if is_backward else 'forward'}, {name}"
             yield label, lambda given=given: relu_squared.product(*given)
 
@@ -183,7 +183,7 @@ def compile_all() -> list[Compiled]:
         *_relu_squared_wrappers(width, formal.mlp_width),
         *_cross_entropy_wrappers(width, formal.vocab_size),
     ]
-    processors = mock.Mock(multi_processor_count=_NUM_MULTIPROCESSORS)
+    processors = mock.Mock(multi_processor_count=_NUM_MULTIPROCESSORS, major=9)
     compiled = []
     with (
         mock.patch.object(torch.cuda, "get_device_properties", lambda device: processors),

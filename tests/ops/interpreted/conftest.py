@@ -41,7 +41,7 @@ def interpreter(needs_interpreter: None, monkeypatch: pytest.MonkeyPatch) -> Non
     """Kernels run interpreted, and the public functions take their fused form for CPU tensors."""
     make_exact(monkeypatch)
     # Fewer programs than tiles, so that one program makes several.
-    device = SimpleNamespace(multi_processor_count=3)
+    device = SimpleNamespace(multi_processor_count=3, major=10)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
     for op in OPERATIONS:
         monkeypatch.setattr(f"nexttransformer.ops.{op}.is_fused", is_fused)

@@ -41,7 +41,6 @@ def _product_kernel(
     block_n: tl.constexpr,
     block_k: tl.constexpr,
     group: tl.constexpr,
-    parts: tl.constexpr,
     num_programs: tl.constexpr,
     is_backward: tl.constexpr,
 ):
@@ -62,29 +61,26 @@ def _product_kernel(
                 total = tl.dot(a, b_desc.load([step * block_k, n]), total)
             else:
                 total = tl.dot(a, b_desc.load([n, step * block_k]).T, total)
-        # In parts: smaller loads and stores leave shared memory to the pipeline.
+        # In halves: smaller loads and stores leave shared memory to the pipeline.
         left, right = _halves(total, block_m, block_n)
-        if parts == 2:
-            _finish(left, m, n, c_desc, aux_desc, is_backward)
-            _finish(right, m, n + block_n // 2, c_desc, aux_desc, is_backward)
-        else:
-            tl.static_assert(parts == 4)
-            first, second = _halves(left, block_m, block_n // 2)
-            third, fourth = _halves(right, block_m, block_n // 2)
-            _finish(first, m, n, c_desc, aux_desc, is_backward)
-            _finish(second, m, n + block_n // 4, c_desc, aux_desc, is_backward)
-            _finish(third, m, n + block_n // 2, c_desc, aux_desc, is_backward)
-            _finish(fourth, m, n + 3 * (block_n // 4), c_desc, aux_desc, is_backward)
+        _finish(left, m, n, c_desc, aux_desc, is_backward)
+        _finish(right, m, n + block_n // 2, c_desc, aux_desc, is_backward)
 
 
 def product(a: Tensor, b: Tensor, num_columns: int, aux: Tensor | None, tile: Tile | None = None) -> Tensor:
-    """Runs one of the two products (see the kernel) with a tile, by default the chosen one."""
+    """Runs one of the two products (see the kernel) with a tile, by default the one in use."""
     num_rows, depth = a.shape
-    c = a.new_empty(num_rows, num_columns)
     is_backward = aux is not None
-    tile = tile or chosen_tile(is_backward=is_backward)
-    num_programs = tile.programs * torch.cuda.get_device_properties(a.device).multi_processor_count
-    part = [tile.rows, tile.columns // tile.parts]
+    tile = tile or chosen_tile(a.device, is_backward=is_backward)
+    num_programs = torch.cuda.get_device_properties(a.device).multi_processor_count
+    if tile.is_specialized:
+        assert aux is not None
+        # Imported on first use: Hopper only.
+        from nexttransformer.ops.relu_squared.warp_specialized import specialized_product
+
+        return specialized_product(a, b, aux, tile, num_programs=num_programs)
+    c = a.new_empty(num_rows, num_columns)
+    part = [tile.rows, tile.columns // 2]
     b_block = [tile.depth, tile.columns] if is_backward else [tile.columns, tile.depth]
     c_desc = TensorDescriptor.from_tensor(c, part)
     _product_kernel[(num_programs,)](  # pyright: ignore[reportIndexIssue]
@@ -99,7 +95,6 @@ def product(a: Tensor, b: Tensor, num_columns: int, aux: Tensor | None, tile: Ti
         block_n=tile.columns,
         block_k=tile.depth,
         group=tile.group,
-        parts=tile.parts,
         num_programs=num_programs,
         is_backward=is_backward,
         num_warps=tile.num_warps,

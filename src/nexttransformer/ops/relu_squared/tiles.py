@@ -12,8 +12,8 @@ import torch
 class Tile(NamedTuple):
     """How a product is cut: a program makes `rows` x `columns` of the result in steps of `depth`.
 
-    `group` row tiles share the columns they read; `num_stages` loads are under way at a time. The result is finished
-    and stored in `parts` (2 or 4), and `programs` share a multiprocessor, so that one multiplies while another stores.
+    `group` row tiles share the columns they read; `num_stages` loads are under way at a time. `is_specialized`: some
+    warps load and others multiply, on Hopper GPUs only (`warp_specialized`).
     """
 
     rows: int
@@ -22,45 +22,36 @@ class Tile(NamedTuple):
     group: int
     num_warps: int
     num_stages: int
-    parts: int = 2
-    programs: int = 1
+    is_specialized: bool = False
 
 
-# The first of each list is in use. The backward product reads a third operand, hence fewer stages.
+# The first of each list that runs on the GPU is in use. Smaller tiles, and two programs a multiprocessor, were slower.
 FORWARD_TILES = (
-    Tile(128, 256, 64, 8, 8, 4),
-    Tile(128, 256, 64, 16, 8, 4),
-    Tile(128, 256, 64, 4, 8, 4),
-    Tile(128, 256, 64, 8, 8, 3),
-    Tile(128, 128, 64, 8, 8, 4),
-    Tile(128, 128, 64, 8, 4, 4),
-    Tile(256, 128, 64, 8, 8, 4),
-    Tile(128, 128, 64, 8, 4, 3, parts=2, programs=2),
-    Tile(128, 128, 64, 16, 4, 3, parts=2, programs=2),
-)
-BACKWARD_TILES = (
     Tile(128, 256, 64, 8, 8, 3),
     Tile(128, 256, 64, 16, 8, 3),
     Tile(128, 256, 64, 4, 8, 3),
-    Tile(128, 128, 64, 8, 8, 4),
-    Tile(128, 128, 64, 8, 4, 3),
+    Tile(128, 256, 64, 8, 8, 4),
+    Tile(256, 128, 64, 8, 8, 4),
+)
+BACKWARD_TILES = (
+    Tile(128, 256, 64, 16, 12, 3, is_specialized=True),
+    Tile(128, 256, 64, 8, 12, 3, is_specialized=True),
+    Tile(128, 256, 64, 4, 8, 3),
+    Tile(128, 256, 64, 8, 8, 3),
+    Tile(128, 256, 64, 16, 8, 3),
     Tile(256, 128, 64, 8, 8, 3),
-    Tile(128, 256, 64, 8, 8, 4, parts=4),
-    Tile(256, 128, 64, 8, 8, 4, parts=4),
-    Tile(128, 128, 64, 8, 4, 3, parts=4, programs=2),
-    Tile(128, 128, 64, 16, 4, 3, parts=4, programs=2),
-    Tile(128, 128, 64, 8, 4, 2, parts=2, programs=2),
 )
 
 
 def tiles(*, is_backward: bool) -> tuple[Tile, ...]:
-    """Returns the candidates of a product, the one in use first."""
+    """Returns the candidates of a product, best first."""
     return BACKWARD_TILES if is_backward else FORWARD_TILES
 
 
-def chosen_tile(*, is_backward: bool) -> Tile:
-    """Returns the tile in use."""
-    return tiles(is_backward=is_backward)[0]
+def chosen_tile(device: torch.device, *, is_backward: bool) -> Tile:
+    """Returns the tile in use on a GPU."""
+    is_hopper = torch.cuda.get_device_properties(device).major == 9
+    return next(tile for tile in tiles(is_backward=is_backward) if is_hopper or not tile.is_specialized)
 
 
 def time_tile(tile: Tile, num_tokens: int, width: int, mlp_width: int, *, is_backward: bool) -> float:
