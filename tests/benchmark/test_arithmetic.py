@@ -86,7 +86,7 @@ def test_a_gpu_trace_is_kernels_and_copies(tmp_path):
         ),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::bfloat16_copy_kernel_cuda>", "elementwise"),
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "communication"),
-        ("_stream_backward_kernel", "elementwise"),
+        ("stream_mixing_backward_kernel", "elementwise"),
         ("_convolved_forward_kernel", "elementwise"),
         ("_lookup_gradient_kernel", "embeddings"),
         ("void at::native::(anonymous namespace)::searchsorted_cuda_kernel<int, int>", "embeddings"),

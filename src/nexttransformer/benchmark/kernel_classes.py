@@ -44,7 +44,7 @@ _PATTERNS = tuple(
         (ACCUMULATION, r"accumulategrad|cudafunctor_add<float>|cudafunctoronself_add<float>"),
         (COPIES, r"aten::(copy_|clone|contiguous|_to_copy|fill_|zero_|cat|empty|empty_like|empty_strided)$"),
         # Our own kernels, named after their operator.
-        (ELEMENTWISE, r"rotary_|convolved_|stream_(forward|backward)|sinkhorn_"),
+        (ELEMENTWISE, r"rotary_|convolved_|stream_(forward|(mixing_)?backward)|sinkhorn_"),
         (ELEMENTWISE, r"norm|elementwise|reduce_kernel|vectorized|catarray|fillfunctor|multi_tensor|^aten::"),
     )
 )
