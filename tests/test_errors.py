@@ -76,6 +76,21 @@ def test_an_error_is_told_though_nobody_reads_the_output() -> None:
     assert code != 141 and "TypeError: object of type 'NoneType' has no len()" in text
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's device that is always full")
+@pytest.mark.parametrize("body", ["print('some'); return 0", "print('some', flush=True); return 0"])
+def test_an_output_that_cannot_be_written_is_one_line(body: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run([sys.executable, *program(body)], stdout=full, stderr=subprocess.PIPE, text=True)
+    expected = "standard output: cannot be written: No space left on device. Send it elsewhere.\n"
+    assert (result.returncode, result.stderr) == (2, expected)
+
+
+def test_another_full_disk_is_not_the_output() -> None:
+    _, body = program("raise OSError(28, 'No space left on device')")
+    result = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True)
+    assert result.returncode == 1 and "OSError: [Errno 28]" in result.stderr
+
+
 def test_a_closed_output_is_no_error() -> None:
     command = f"{sys.executable} -m nexttransformer --version >&-"
     result = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True)

@@ -90,6 +90,21 @@ def _is_output_unread() -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
+def _is_output_refused(number: int | None) -> bool:
+    """Returns whether standard output cannot be written for this reason (an errno), as on a full disk."""
+    try:
+        # What failed is no longer in Python's buffer.
+        print(flush=True)
+    except OSError as error:
+        return error.errno == number
+    return False
+
+
+def _drop_output() -> None:
+    # Python would flush, and complain, once more at the end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _flush_output() -> None:
     # None where the caller closed it.
     if sys.stdout is not None:
@@ -100,8 +115,8 @@ def run_command(main: Callable[[list[str] | None], int], argv: list[str] | None 
     """Runs a command's `main` and exits the process with its code.
 
     User errors end in their own text on stderr and exit code 2, as do paths that the system refuses (no
-    permission, too long, a full disk); failed runs in exit code 1, Ctrl-C in 130, an output that nobody
-    reads any more in 141. Anything else is our bug and keeps its traceback.
+    permission, too long, a full disk) and an output that cannot be written; failed runs in exit code 1, Ctrl-C
+    in 130, an output that nobody reads any more in 141. Anything else is our bug and keeps its traceback.
     """
     try:
         code = _run(main, argv)
@@ -109,9 +124,14 @@ def run_command(main: Callable[[list[str] | None], int], argv: list[str] | None 
     except BrokenPipeError:
         if not _is_output_unread():
             raise
-        # Python would flush, and complain, once more at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         code = _EXIT_UNREAD
+    except OSError as error:
+        if error.filename is not None or not _is_output_refused(error.errno):
+            raise
+        print(f"standard output: cannot be written: {error.strerror}. Send it elsewhere.", file=sys.stderr, flush=True)
+        _drop_output()
+        code = EXIT_USAGE
     sys.exit(code)
 
 
