@@ -38,7 +38,7 @@ def _joint_product(x: Tensor, *weights: Tensor) -> Tensor:
 
 
 def joint_product(x: Tensor, *weights: Tensor) -> Tensor:
-    """Returns the products of x with each weight, side by side.
+    """Returns the products of x with each weight, side by side: [..., E], E the rows of all weights.
 
     Args:
         x: [..., D].

@@ -65,8 +65,9 @@ def lookup(ids: Tensor, weight_VD: Tensor, dtype: torch.dtype, order: LookupOrde
         ids: int64 or int32, any shape.
         weight_VD: table, float32.
         dtype: rows are cast to it right after the lookup.
-        order: of the same ids and for V rows, from `lookup_order`. With it the table's gradient is the float32 sum
-            over each id's tokens in their order, the same bits every time; without it autograd's.
+        order: of the same ids and for V rows, from `lookup_order`. With it the table's gradient [V, D] is the
+            float32 sum over each id's tokens, in an order that these alone decide: the same bits every time. Without
+            it autograd's.
     """
     if order is None:
         return lookup_naive(ids, weight_VD, dtype)

@@ -1,7 +1,7 @@
 """Tiles of the squared-ReLU products: the candidates, the fixed choice, and how to time them on a GPU.
 
-The choice is a constant, so that two runs use the same kernel. `bench --parts tiles` times all candidates at a
-model's shape; a better one becomes the first of its list.
+The choice is a constant for each kind of GPU, so that two runs use the same kernel. `bench --parts tiles`
+times all candidates at a model's shape; a better one becomes the first of its list.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,8 @@ class Tile(NamedTuple):
     """How a product is cut: a program makes `rows` x `columns` of the result in steps of `depth`.
 
     `group` row tiles share the columns they read; `num_stages` loads are under way at a time. `is_specialized`: some
-    warps load and others multiply, on Hopper GPUs only (`warp_specialized`).
+    warps load and others multiply, on Hopper GPUs only (`warp_specialized`); their number, two times four and one, is
+    fixed there, and counts as 12 because a multiprocessor starts them in fours.
     """
 
     rows: int

@@ -176,7 +176,7 @@ def specialized_product(a: Tensor, b: Tensor, aux: Tensor, tile: Tile, *, num_pr
         a: [rows, depth], bfloat16, depth a multiple of 8.
         b: [depth, columns], bfloat16, columns a multiple of 8.
         aux: [rows, columns], bfloat16, not negative.
-        tile: a specialized one.
+        tile: a specialized one, with at least two stages.
         num_programs: usually the number of multiprocessors.
     """
     c = a.new_empty(a.shape[0], b.shape[1])

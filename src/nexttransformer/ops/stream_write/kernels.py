@@ -1,9 +1,14 @@
-"""Triton kernels of the stream write: one pass over the streams each way."""
+"""Triton kernels of the stream write: one pass over the streams each way.
+
+Streams, old and new, are [tokens, N, D], y and x0 [tokens, D], 16-bit; res is [tokens, N, N], post and the squares are
+[tokens, N], lambda and mu one number, float32. Gradients, named d..., are shaped like what they belong to, but those
+of lambda and mu have one number a token. All are contiguous; what a kind of write lacks is neither read nor written.
+"""
 
 import triton
 import triton.language as tl
 
-# Rows of a matrix on tensor cores: the streams of one or several tokens.
+# Rows of a matrix on tensor cores, the streams of several tokens; a plain 16 in the kernel.
 ROWS = 16
 
 
