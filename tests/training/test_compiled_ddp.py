@@ -32,7 +32,7 @@ def _gradients_of_rank(rank: int, world_size: int, method: str) -> tuple[dict[st
     from torch._dynamo.backends.debugging import aot_eager
     from torch._dynamo.utils import counters
 
-    from nexttransformer.models import decoder
+    from nexttransformer.models import decoder, layers
     from nexttransformer.ops import norm
     from nexttransformer.ops.lookup_gradient.order import order_tokens
     from nexttransformer.training import gradients
@@ -49,7 +49,7 @@ def _gradients_of_rank(rank: int, world_size: int, method: str) -> tuple[dict[st
     nn.Module.compile = lambda self, **settings: plain_compile(self, backend=backend, **settings)
     gradients.BUCKET_MIB = 0.25
     # As on a GPU, where tensors have 16 bits.
-    norm.has_written_out_gradient = lambda x: True
+    norm.has_written_out_gradient = layers.has_written_out_gradient = lambda x: True
     decoder.lookup_order = lambda ids, weight_VD, dtype: order_tokens(ids, weight_VD.shape[0])
     install_lookup_gradient()
     dist._DEFAULT_FIRST_BUCKET_BYTES = 100_000  # pyright: ignore[reportPrivateImportUsage]

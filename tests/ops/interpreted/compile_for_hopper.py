@@ -36,8 +36,9 @@ from nexttransformer.ops.stream_write import fused as stream_write
 from nexttransformer.protocol import get_protocol
 
 _NUM_MULTIPROCESSORS = 132
-# A few tokens stand for the formal number: only its divisibility by 16 enters the compiled code.
-_NUM_TOKENS = 32
+# A few tokens stand for the formal number. Only two facts enter the compiled code: it is divisible by 16, and no
+# smaller than the number of multiprocessors.
+_NUM_TOKENS = 144
 
 
 class Compiled(NamedTuple):
